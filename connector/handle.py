@@ -23,6 +23,7 @@ class Refusal(StrEnum):
     """Why a handle was not used; the request is computed instead."""
 
     MALFORMED = "malformed"
+    USED = "used"
     NO_DIGESTS = "no_digests"
     FORMAT = "format"
     BLOCK_SIZE = "block_size"

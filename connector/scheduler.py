@@ -14,6 +14,7 @@ from vllm.logger import init_logger
 from connector import digest
 from connector.handle import KEY, PEER_FIELDS, Cover, Refusal, block_groups, names_peer, parse_cover
 from connector.policy import Prompt, same_prompt, verified_blocks
+from connector.used import UsedHandles
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -48,6 +49,7 @@ class RoundtripScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._require_supported()
         self._pulls: dict[str, Pull] = {}
+        self._used = UsedHandles()
 
     def on_new_request(self, request: Request) -> None:
         """Verifies first: vLLM acts on the params from here on, starting with heartbeats to the peer they name."""
@@ -67,8 +69,7 @@ class RoundtripScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             return 0, False
         if pull is not None and pull.refused is not None:
             return 0, False
-        tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        return tokens, is_async
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[no-any-return]
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
@@ -111,7 +112,9 @@ class RoundtripScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Cuts `params` to what is verified, so that vLLM's own code then pulls exactly that."""
         groups = block_groups(params)
         if groups is None or len(groups) != len(self.kv_cache_config.kv_cache_groups) or not names_peer(params):
-            return self._refuse_peer(request, params)
+            return self._forget_peer(request, params, Refusal.MALFORMED)
+        if not self._used.add((params["remote_engine_id"], params["remote_request_id"])):
+            return self._forget_peer(request, params, Refusal.USED)
         cover = parse_cover(params.get(KEY))
         if isinstance(cover, Refusal):
             return self._refuse(request, params, cover)
@@ -138,11 +141,11 @@ class RoundtripScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         params["remote_block_ids"] = [[] for _ in self.kv_cache_config.kv_cache_groups]
         return Pull(refused=reason)
 
-    def _refuse_peer(self, request: Request, params: dict[str, Any]) -> Pull:
-        """Not even a peer to tell: the request goes on as if it had come without a handle."""
-        logger.debug("Handle of %s refused: %s", request.request_id, Refusal.MALFORMED.value)
+    def _forget_peer(self, request: Request, params: dict[str, Any], reason: Refusal) -> Pull:
+        """No peer to tell, or it was told before: the request goes on as if it had come without a handle."""
+        logger.debug("Handle of %s refused: %s", request.request_id, reason.value)
         params.update(dict.fromkeys(PEER_FIELDS), remote_block_ids=None, do_remote_prefill=False)
-        return Pull(refused=Refusal.MALFORMED)
+        return Pull(refused=reason)
 
     def _prompt(self, request: Request) -> Prompt | None:
         cover = self._cover(request, request.num_prompt_tokens)

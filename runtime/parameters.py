@@ -128,6 +128,11 @@ PARAMETERS: tuple[Parameter, ...] = (
         _ENGINES, Apply.RESTART, 8, 1_024,
     ),
     Parameter(
+        "nixl_progress_delay", Kind.INTEGER, "microseconds", 0,
+        "How long NIXL's UCX progress thread sleeps between polls; 0 spins a core, above 0 suits engines that share few cores.",
+        _ENGINES, Apply.RESTART, 0, 100_000,
+    ),
+    Parameter(
         "handle_ttl", Kind.NUMBER, "seconds", 450.0,
         "How long the router offers a handle, from the end of decode's turn; stays below decoder_kv_blocks_ttl.",
         _ROUTER, Apply.RESTART, 0.1, 86_400,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,16 +82,10 @@ class Nodes:
             self._on_gone(node.engine_id)
         node.engine_id = engine_id
 
-    async def watch(self, interval: float) -> None:
-        """Polls every engine's /health until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for node in self.all:
-                group.create_task(self._watch(node, interval))
-
-    async def _watch(self, node: Node, interval: float) -> None:
+    async def watch(self, node: Node, interval: float) -> None:
+        """Polls an engine's /health until cancelled."""
         while True:
-            with contextlib.suppress(UpstreamError):
-                await self._check(node)
+            await self._check(node)
             await asyncio.sleep(interval)
 
     async def _check(self, node: Node) -> None:

@@ -26,7 +26,11 @@ class UpstreamError(Exception):
     """The engine could not be reached, broke the connection or did not speak HTTP. The text is for our logs only."""
 
 
-class ConnectError(UpstreamError):
+class NotSent(UpstreamError):
+    """There was no connection to send the request on: the engine knows nothing of it."""
+
+
+class ConnectError(NotSent):
     """Nothing listens there: the engine's process is gone, and its blocks with it."""
 
 
@@ -186,6 +190,10 @@ class Response:
     def close(self) -> None:
         self._client.give_back(self._connection)
 
+    def abort(self) -> None:
+        """Breaks the response off, wherever it is; a reader gets `UpstreamError`."""
+        self._connection.abort()
+
 
 class Client:
     """Requests to one engine at `url` (http://host:port)."""
@@ -253,7 +261,7 @@ class Client:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(_Connection, self._host, self._port)
         except TimeoutError:
-            raise UpstreamError(f"no connection within {self._connect_timeout:g} s") from None
+            raise NotSent(f"no connection within {self._connect_timeout:g} s") from None
         except OSError as error:
             raise ConnectError(f"no connection: {error}") from None
         return connection

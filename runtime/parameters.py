@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -76,7 +76,9 @@ class Parameter:
         try:
             value = _PARSERS[self.kind](text.strip())
         except ValueError:
-            raise ParameterError(f"{self.name} is {text!r}, expected {self.kind.value}. hint: set {self.bounds}") from None
+            raise ParameterError(
+                f"{self.name} is {text!r}, expected {self.kind.value}. hint: set {self.bounds}"
+            ) from None
         return self.check(value)
 
     def check(self, value: Value) -> Value:
@@ -95,7 +97,7 @@ def _parse_flag(text: str) -> bool:
         raise ValueError(text) from None
 
 
-_PARSERS = {Kind.INTEGER: int, Kind.NUMBER: float, Kind.FLAG: _parse_flag, Kind.TEXT: str}
+_PARSERS: Mapping[Kind, Callable[[str], Value]] = {Kind.INTEGER: int, Kind.NUMBER: float, Kind.FLAG: _parse_flag, Kind.TEXT: str}
 
 _ROUTER = (Reader.ROUTER,)
 _ENGINES = (Reader.PREFILL, Reader.DECODE)
@@ -103,84 +105,177 @@ _ALL = (Reader.PREFILL, Reader.DECODE, Reader.ROUTER)
 
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
-        "round_trip", Kind.FLAG, "", True,
+        "round_trip",
+        Kind.FLAG,
+        "",
+        True,
         "Give the KV blocks that decode holds back to prefill on the next turn.",
-        _ALL, Apply.RESTART,
+        _ALL,
+        Apply.RESTART,
     ),
     Parameter(
-        "kv_recompute_threshold", Kind.INTEGER, "tokens", 64,
+        "kv_recompute_threshold",
+        Kind.INTEGER,
+        "tokens",
+        64,
         "Prefill computes instead of pulling when fewer tokens than this would come from decode.",
-        (Reader.PREFILL,), Apply.RESTART, 0, 1_000_000,
+        (Reader.PREFILL,),
+        Apply.RESTART,
+        0,
+        1_000_000,
     ),
     Parameter(
-        "decoder_kv_blocks_ttl", Kind.INTEGER, "seconds", 480,
+        "decoder_kv_blocks_ttl",
+        Kind.INTEGER,
+        "seconds",
+        480,
         "How long decode keeps a finished turn's KV blocks for the next turn.",
-        (Reader.DECODE, Reader.ROUTER), Apply.RESTART, 6, 86_400,
+        (Reader.DECODE, Reader.ROUTER),
+        Apply.RESTART,
+        6,
+        86_400,
     ),
     Parameter(
-        "kv_lease_duration", Kind.INTEGER, "seconds", 30,
+        "kv_lease_duration",
+        Kind.INTEGER,
+        "seconds",
+        30,
         "How long prefill keeps a finished prompt's KV blocks for decode to fetch.",
-        _ENGINES, Apply.RESTART, 6, 3_600,
+        _ENGINES,
+        Apply.RESTART,
+        6,
+        3_600,
     ),
     Parameter(
-        "block_size", Kind.INTEGER, "tokens", 32,
+        "block_size",
+        Kind.INTEGER,
+        "tokens",
+        32,
         "Tokens in a KV block; only whole blocks are given back.",
-        _ENGINES, Apply.RESTART, 8, 1_024,
+        _ENGINES,
+        Apply.RESTART,
+        8,
+        1_024,
     ),
     Parameter(
-        "nixl_progress_delay", Kind.INTEGER, "microseconds", 0,
+        "nixl_progress_delay",
+        Kind.INTEGER,
+        "microseconds",
+        0,
         "How long NIXL's UCX progress thread sleeps between polls; 0 spins a core, above 0 suits engines that share few cores.",
-        _ENGINES, Apply.RESTART, 0, 100_000,
+        _ENGINES,
+        Apply.RESTART,
+        0,
+        100_000,
     ),
     Parameter(
-        "handle_ttl", Kind.NUMBER, "seconds", 450.0,
+        "handle_ttl",
+        Kind.NUMBER,
+        "seconds",
+        450.0,
         "How long the router offers a handle, from the end of decode's turn; stays below decoder_kv_blocks_ttl.",
-        _ROUTER, Apply.RESTART, 0.1, 86_400,
+        _ROUTER,
+        Apply.RESTART,
+        0.1,
+        86_400,
     ),
     Parameter(
-        "max_conversations", Kind.INTEGER, "conversations", 100_000,
+        "max_conversations",
+        Kind.INTEGER,
+        "conversations",
+        100_000,
         "Handles and decode affinities the router remembers; the least recently used go first.",
-        _ROUTER, Apply.RESTART, 1, 10_000_000,
+        _ROUTER,
+        Apply.RESTART,
+        1,
+        10_000_000,
     ),
     Parameter(
-        "max_body_bytes", Kind.INTEGER, "bytes", 32 * 1024 * 1024,
+        "max_body_bytes",
+        Kind.INTEGER,
+        "bytes",
+        32 * 1024 * 1024,
         "Largest request body accepted; a larger one gets 413.",
-        _ROUTER, Apply.RESTART, 1_024, 1024 * 1024 * 1024,
+        _ROUTER,
+        Apply.RESTART,
+        1_024,
+        1024 * 1024 * 1024,
     ),
     Parameter(
-        "connect_timeout", Kind.NUMBER, "seconds", 5.0,
+        "connect_timeout",
+        Kind.NUMBER,
+        "seconds",
+        5.0,
         "How long the router waits for a connection to an engine.",
-        _ROUTER, Apply.RESTART, 0.05, 300,
+        _ROUTER,
+        Apply.RESTART,
+        0.05,
+        300,
     ),
     Parameter(
-        "prefill_timeout", Kind.NUMBER, "seconds", 300.0,
+        "prefill_timeout",
+        Kind.NUMBER,
+        "seconds",
+        300.0,
         "How long the router waits for prefill's answer.",
-        _ROUTER, Apply.RESTART, 0.05, 3_600,
+        _ROUTER,
+        Apply.RESTART,
+        0.05,
+        3_600,
     ),
     Parameter(
-        "decode_idle_timeout", Kind.NUMBER, "seconds", 300.0,
+        "decode_idle_timeout",
+        Kind.NUMBER,
+        "seconds",
+        300.0,
         "Longest silence of decode, before its first byte and between two reads.",
-        _ROUTER, Apply.RESTART, 0.05, 3_600,
+        _ROUTER,
+        Apply.RESTART,
+        0.05,
+        3_600,
     ),
     Parameter(
-        "max_attempts", Kind.INTEGER, "attempts", 2,
+        "max_attempts",
+        Kind.INTEGER,
+        "attempts",
+        2,
         "Prefill and decode attempts one request may use in all before its first byte, the first included.",
-        _ROUTER, Apply.RESTART, 1, 5,
+        _ROUTER,
+        Apply.RESTART,
+        1,
+        5,
     ),
     Parameter(
-        "health_interval", Kind.NUMBER, "seconds", 1.0,
+        "health_interval",
+        Kind.NUMBER,
+        "seconds",
+        1.0,
         "Time between two health checks of an engine.",
-        _ROUTER, Apply.RESTART, 0.05, 60,
+        _ROUTER,
+        Apply.RESTART,
+        0.05,
+        60,
     ),
     Parameter(
-        "drain_timeout", Kind.NUMBER, "seconds", 30.0,
+        "drain_timeout",
+        Kind.NUMBER,
+        "seconds",
+        30.0,
         "How long open streams may go on after SIGTERM.",
-        _ROUTER, Apply.RESTART, 0, 3_600,
+        _ROUTER,
+        Apply.RESTART,
+        0,
+        3_600,
     ),
     Parameter(
-        "log_level", Kind.TEXT, "", "info",
+        "log_level",
+        Kind.TEXT,
+        "",
+        "info",
         "Lowest level of log lines the router writes.",
-        _ROUTER, Apply.RESTART, choices=("debug", "info", "warning", "error"),
+        _ROUTER,
+        Apply.RESTART,
+        choices=("debug", "info", "warning", "error"),
     ),
 )
 
@@ -253,7 +348,10 @@ def add_arguments(parser: argparse.ArgumentParser, parameters: Iterable[Paramete
         unit = f" {p.unit}" if p.unit else ""
         default = str(p.default).lower() if p.kind is Kind.FLAG else p.default
         group.add_argument(
-            p.flag, dest=p.name, metavar=p.kind.value.upper(), default=None,
+            p.flag,
+            dest=p.name,
+            metavar=p.kind.value.upper(),
+            default=None,
             help=f"{p.sentence} ({p.bounds}; default {default}{unit}; env {p.env})",
         )
 

@@ -17,7 +17,9 @@ def blocks_in_common(left: list[int], right: list[int], block_size: int) -> int:
         blocks += 1
 
 
-def chain(tokens: list[int], block_size: int, salt: str | None = None, **kwargs: dict[int, bytes]) -> tuple[bytes, bytes]:
+def chain(
+    tokens: list[int], block_size: int, salt: str | None = None, **kwargs: dict[int, bytes]
+) -> tuple[bytes, bytes]:
     return digest.chain(tokens, block_size, digest.seed(block_size, salt, None), **kwargs)
 
 

@@ -9,7 +9,13 @@ from connector.digest import DIGEST_BYTES
 from connector.handle import Cover, Refusal, block_groups, names_peer, parse_cover
 
 COVER = Cover(block_size=16, tokens=40, digests=b"a" * 2 * DIGEST_BYTES, tail=b"t" * DIGEST_BYTES)
-PEER = {"remote_engine_id": "e1", "remote_request_id": "r1", "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1}
+PEER = {
+    "remote_engine_id": "e1",
+    "remote_request_id": "r1",
+    "remote_host": "127.0.0.1",
+    "remote_port": 5600,
+    "tp_size": 1,
+}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

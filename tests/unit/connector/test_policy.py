@@ -52,7 +52,10 @@ def test_rep_07_think_block_gone_when_rendered_as_history() -> None:
 
 
 def test_rep_07_tool_arguments_rendered_without_the_space() -> None:
-    assert verified_blocks(prompt([*range(40), 10, 12, 13]), cover([*range(40), 10, 11, 12, 13, *range(60)])) == 40 // BLOCK
+    assert (
+        verified_blocks(prompt([*range(40), 10, 12, 13]), cover([*range(40), 10, 11, 12, 13, *range(60)]))
+        == 40 // BLOCK
+    )
 
 
 def test_rep_07_one_space_token_inserted() -> None:

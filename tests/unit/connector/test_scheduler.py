@@ -63,7 +63,9 @@ def prefill(vllm_config: Any) -> RoundtripScheduler:
 
 def request(name: str, tokens: list[int], params: dict[str, Any] | None, salt: str | None = None) -> Request:
     sampling = SamplingParams(max_tokens=50, extra_args={"kv_transfer_params": params} if params else None)
-    return Request(request_id=name, prompt_token_ids=list(tokens), sampling_params=sampling, pooling_params=None, cache_salt=salt)
+    return Request(
+        request_id=name, prompt_token_ids=list(tokens), sampling_params=sampling, pooling_params=None, cache_salt=salt
+    )
 
 
 def blocks(ids: list[int]) -> Any:
@@ -87,7 +89,9 @@ def decoded_turn(decode: RoundtripScheduler, salt: str | None = None) -> dict[st
     return finish(decode, made, TURN_1[140:], [1, 2, 3, 4, 5]) | COLD
 
 
-def asked(prefill: RoundtripScheduler, tokens: list[int], handle: dict[str, Any], name: str = "turn-2", **kwargs: Any) -> Request:
+def asked(
+    prefill: RoundtripScheduler, tokens: list[int], handle: dict[str, Any], name: str = "turn-2", **kwargs: Any
+) -> Request:
     made = request(name, tokens, handle, **kwargs)
     prefill.on_new_request(made)
     return made
@@ -136,7 +140,12 @@ def test_what_prefill_still_holds_is_not_pulled(prefill: RoundtripScheduler, dec
     ],
 )
 def test_a_refused_handle_computes_and_says_why(
-    prefill: RoundtripScheduler, decode: RoundtripScheduler, tokens: list[int], salt: str | None, change: dict[str, Any], reason: str
+    prefill: RoundtripScheduler,
+    decode: RoundtripScheduler,
+    tokens: list[int],
+    salt: str | None,
+    change: dict[str, Any],
+    reason: str,
 ) -> None:
     made = asked(prefill, tokens, decoded_turn(decode) | change, salt=salt)
     assert matched(prefill, made) == 0
@@ -167,7 +176,9 @@ def test_asked_again_after_a_failed_read_it_computes(prefill: RoundtripScheduler
     assert finish(prefill, made, [3], [9])[KEY]["refused"] == "load_failed"
 
 
-def test_a_failed_read_behind_a_local_hit_is_not_counted_as_pulled(prefill: RoundtripScheduler, decode: RoundtripScheduler) -> None:
+def test_a_failed_read_behind_a_local_hit_is_not_counted_as_pulled(
+    prefill: RoundtripScheduler, decode: RoundtripScheduler
+) -> None:
     made = asked(prefill, [*TURN_1, 7], decoded_turn(decode))
     tokens = matched(prefill, made, computed=BLOCK)
     prefill.update_state_after_alloc(made, blocks([12, 13, 14]), tokens)
@@ -205,7 +216,13 @@ def test_decode_computes_when_prefill_saw_another_prompt(
     [
         {"do_remote_prefill": True},
         {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "x"},
-        {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": 5, "remote_host": [], "remote_port": "x"},
+        {
+            "do_remote_prefill": True,
+            "remote_block_ids": [[1]],
+            "remote_engine_id": 5,
+            "remote_host": [],
+            "remote_port": "x",
+        },
         {"do_remote_prefill": "yes", "tp_size": "two", KEY: 7},
     ],
 )

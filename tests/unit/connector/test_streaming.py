@@ -17,7 +17,9 @@ DONE = "data: [DONE]\n\n"
 def test_the_finish_chunk_gains_the_params_and_keeps_its_own_bytes() -> None:
     event = with_handle(FINISH, PARAMS)
     assert event is not None and event.startswith(FINISH[: -len("}\n\n")])
-    assert json.loads(event.removeprefix("data: ")) == json.loads(FINISH.removeprefix("data: ")) | {"kv_transfer_params": PARAMS}
+    assert json.loads(event.removeprefix("data: ")) == json.loads(FINISH.removeprefix("data: ")) | {
+        "kv_transfer_params": PARAMS
+    }
 
 
 @pytest.mark.parametrize("event", [TEXT, USAGE, DONE, ": comment\n\n"])

@@ -3,7 +3,10 @@ import pytest
 from connector.version import KNOWN, UnsupportedVersion, release, require_known, streams_handle
 
 
-@pytest.mark.parametrize(("version", "expected"), [("0.32.0", "0.32"), ("0.33.0+cu130", "0.33"), ("0.29.0.1.2.0", "0.29"), ("0.31rc1", "0.31")])
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("0.32.0", "0.32"), ("0.33.0+cu130", "0.33"), ("0.29.0.1.2.0", "0.29"), ("0.31rc1", "0.31")],
+)
 def test_release(version: str, expected: str) -> None:
     assert release(version) == require_known(version) == expected
 

@@ -1,0 +1,87 @@
+"""`python -m router --prefill URL --decode URL`: serve until SIGTERM or SIGINT, then drain and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from router import log
+from router.app import Router
+from router.config import Settings, parse
+
+# Above the idle time of a load balancer in front, else it writes to connections that we are closing.
+_KEEP_ALIVE = 75
+_LAST_WORDS = 2.0
+
+
+class Server(uvicorn.Server):
+    """uvicorn that first refuses new turns, then waits for open ones, and only then stops listening."""
+
+    def __init__(self, config: uvicorn.Config, router: Router, drain_timeout: float) -> None:
+        super().__init__(config)
+        self._router = router
+        self._drain_timeout = drain_timeout
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._loop is None or self._router.draining:
+            super().handle_exit(sig, frame)
+            return
+        self._router.draining = True
+        self._loop.call_soon_threadsafe(self._start_drain)
+
+    def _start_drain(self) -> None:
+        self._drain = asyncio.ensure_future(self._drained())
+
+    async def _drained(self) -> None:
+        await self._until_idle(self._drain_timeout)
+        self._router.break_off()
+        await self._until_idle(_LAST_WORDS)
+        self.should_exit = True
+
+    async def _until_idle(self, seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._router.open_requests and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+
+
+def listen(settings: Settings) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        sys.exit(
+            f"port {settings.port} on {settings.host} can't be used: {error.strerror}. hint: choose another --port"
+        )
+    return listener
+
+
+def main() -> None:
+    settings = parse(sys.argv[1:], os.environ)
+    log.configure(settings.tunables.text("log_level"))
+    listener = listen(settings)
+    router = Router(settings)
+    config = uvicorn.Config(
+        router, http="httptools", loop="uvloop", lifespan="on", log_config=None, access_log=False, server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE, timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    server = Server(config, router, settings.tunables.number("drain_timeout"))
+    server.run([listener])
+    # uvicorn raises the signal again on its way out; a drained router has done what it was told.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    main()

@@ -169,6 +169,17 @@ PARAMETERS: tuple[Parameter, ...] = (
         100_000,
     ),
     Parameter(
+        "kv_cache_gib",
+        Kind.INTEGER,
+        "GiB",
+        1,
+        "Memory for KV blocks of an engine on a CPU.",
+        _ENGINES,
+        Apply.RESTART,
+        1,
+        1_024,
+    ),
+    Parameter(
         "handle_ttl",
         Kind.NUMBER,
         "seconds",

@@ -36,14 +36,14 @@ install() {
     if grep -q '^torch==' "$lock"; then
         grep -A 1 '^torch==' "$lock" >"$without_torch"
         # The configured indexes first: a mirror may have it. Else PyTorch's own index, for this one package.
-        pip install --quiet --no-deps --require-hashes -r "$without_torch" ||
-            pip install --quiet --no-deps --require-hashes --index-url https://download.pytorch.org/whl/cpu -r "$without_torch" ||
+        pip install -qq --no-deps --require-hashes -r "$without_torch" ||
+            pip install -qq --no-deps --require-hashes --index-url https://download.pytorch.org/whl/cpu -r "$without_torch" ||
             fail "torch's CPU build could not be fetched. hint: see the lines above; a proxy or a mirror may be needed"
         echo "setup: torch is installed"
     fi
     # Without `torch` and its hash line: pip would look for it on the indexes again.
     sed '/^torch==/,/--hash/d' "$lock" >"$without_torch"
-    pip install --quiet --no-deps --require-hashes -r "$without_torch" ||
+    pip install -qq --no-deps --require-hashes -r "$without_torch" ||
         fail "the packages of $lock could not be installed. hint: see the lines above; run the same command again to go on"
     rm -f "$without_torch"
     echo "$1" >>"$stamp"
@@ -55,7 +55,7 @@ done
 if ! grep -qx project "$stamp"; then
     # setuptools comes with the local extra; without it there is no entry point to install for vLLM either.
     if .venv/bin/python -c 'import setuptools' 2>/dev/null && grep -qx local "$stamp"; then
-        pip install --quiet --no-deps --no-build-isolation --editable .
+        pip install -qq --no-deps --no-build-isolation --editable .
         echo project >>"$stamp"
     fi
 fi

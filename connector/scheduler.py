@@ -178,7 +178,7 @@ class RoundtripScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
 def _tokens_with_kv(request: Request) -> int:
     """Tokens whose KV decode has for certain: the last sampled one has none, whatever an overlapped step counted."""
-    return min(request.num_computed_tokens, len(request.all_token_ids) - 1)
+    return int(min(request.num_computed_tokens, len(request.all_token_ids) - 1))
 
 
 def _extras(request: Request, block_size: int) -> dict[int, bytes]:

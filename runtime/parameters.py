@@ -97,7 +97,12 @@ def _parse_flag(text: str) -> bool:
         raise ValueError(text) from None
 
 
-_PARSERS: Mapping[Kind, Callable[[str], Value]] = {Kind.INTEGER: int, Kind.NUMBER: float, Kind.FLAG: _parse_flag, Kind.TEXT: str}
+_PARSERS: Mapping[Kind, Callable[[str], Value]] = {
+    Kind.INTEGER: int,
+    Kind.NUMBER: float,
+    Kind.FLAG: _parse_flag,
+    Kind.TEXT: str,
+}
 
 _ROUTER = (Reader.ROUTER,)
 _ENGINES = (Reader.PREFILL, Reader.DECODE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -71,10 +72,8 @@ class Child:
 
     def _signal(self, which: signal.Signals) -> None:
         if self._process is not None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, which)
-            except ProcessLookupError:
-                pass
 
     def _wait(self, seconds: float) -> None:
         if self._process is None:

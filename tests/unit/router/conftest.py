@@ -1,0 +1,149 @@
+"""A router in this process on a real socket, with fake engines behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import uvicorn
+
+from router.app import Router
+from router.config import Settings
+from runtime.parameters import Tunables
+from tests.fakes.engine import FakeEngine, decode_script, prefill_script
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    is_whole: bool
+    """Whether the body ended as HTTP says, not by a broken connection."""
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    """A raw HTTP/1.1 client: what a test sees is what came over the wire."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    async def open(self, path: str, body: Any, **headers: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        lines = {"host": "router", "content-type": "application/json", "content-length": str(len(raw))}
+        lines |= {name.replace("_", "-"): value for name, value in headers.items()}
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        method = "GET" if body == b"" else "POST"
+        head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items()) + "\r\n"
+        writer.write(head.encode() + raw)
+        return reader, writer
+
+    async def post(self, path: str, body: Any, **headers: str) -> Reply:
+        async with asyncio.timeout(10):
+            reader, writer = await self.open(path, body, **headers)
+            try:
+                return await read_reply(reader)
+            finally:
+                writer.close()
+
+    async def chat(self, conversation: str | None = None, stream: bool = True, **fields: Any) -> Reply:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": stream, **fields}
+        return await self.post(
+            "/v1/chat/completions", body | ({"conversation_id": conversation} if conversation else {})
+        )
+
+    async def get(self, path: str) -> Reply:
+        return await self.post(path, b"")
+
+    async def metric(self, name: str, **labels: str) -> float:
+        total = 0.0
+        for line in (await self.get("/metrics")).body.decode().splitlines():
+            sample, _, value = line.rpartition(" ")
+            if sample.split("{")[0] == name and all(f'{k}="{v}"' in sample for k, v in labels.items()):
+                total += float(value)
+        return total
+
+
+async def read_reply(reader: asyncio.StreamReader) -> Reply:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:] if line)}
+    status = int(head[0].split(" ")[1])
+    body = bytearray()
+    try:
+        if headers.get("transfer-encoding") == "chunked":
+            while size := int(await reader.readline() or b"x", 16):
+                body += await reader.readexactly(size)
+                await reader.readexactly(2)
+        else:
+            body += await reader.readexactly(int(headers["content-length"]))
+    except (ValueError, asyncio.IncompleteReadError, ConnectionError):
+        return Reply(status, headers, bytes(body), False)
+    return Reply(status, headers, bytes(body), True)
+
+
+@dataclass
+class System:
+    prefill: list[FakeEngine]
+    decode: list[FakeEngine]
+    router: Router
+    client: Client
+
+    async def settle(self) -> None:
+        """Until every engine that is up has been seen so."""
+        async with asyncio.timeout(5):
+            while not all(node.healthy for node in self.router.nodes.all):
+                await asyncio.sleep(0.01)
+
+
+Start = Callable[..., Awaitable[System]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """`await start(prefill=1, decode=1, **tunables)` gives a running `System`."""
+    stops: list[Callable[[], Awaitable[None]]] = []
+
+    async def started(prefill: int = 1, decode: int = 1, **values: Any) -> System:
+        fakes = [
+            [FakeEngine(prefill_script) for _ in range(prefill)],
+            [FakeEngine(decode_script()) for _ in range(decode)],
+        ]
+        for engine in [*fakes[0], *fakes[1]]:
+            await engine.start()
+            stops.append(engine.stop)
+        urls = [tuple(engine.url for engine in role) for role in fakes]
+        tunables = Tunables.of({"health_interval": 0.1, "connect_timeout": 1.0, **values})
+        router = Router(Settings(urls[0], urls[1], "127.0.0.1", 0, tunables))
+        listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(router, http="httptools", lifespan="on", log_config=None, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        serving = asyncio.ensure_future(server.serve([listener]))
+
+        async def stop() -> None:
+            server.should_exit = True
+            await serving
+
+        stops.append(stop)
+        system = System(fakes[0], fakes[1], router, Client(listener.getsockname()[1]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        await system.settle()
+        return system
+
+    yield started
+    for stop in reversed(stops):
+        await stop()
+
+
+@pytest.fixture
+async def system(start: Start) -> System:
+    return await start()

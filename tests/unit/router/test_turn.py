@@ -1,0 +1,469 @@
+"""A turn through a running router: handles, errors, retries, disconnects."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.fakes.engine import (
+    DONE,
+    FINISH,
+    TEXT,
+    Request,
+    Wire,
+    decode_script,
+    handle,
+    prefill_script,
+    prefilled,
+    with_field,
+)
+from tests.unit.router.conftest import Start, System, read_reply
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+
+def sent_handles(system: System) -> list[str | None]:
+    """The engine id of the handle that each prefill request carried, None for a cold one."""
+    return [body["kv_transfer_params"]["remote_engine_id"] for engine in system.prefill for body in engine.bodies]
+
+
+async def test_the_second_turn_carries_the_first_ones_handle_with_the_roles_for_prefill(system: System) -> None:
+    await system.client.chat("c")
+    reply = await system.client.chat("c")
+    assert reply.status == 200 and reply.body == TEXT + FINISH + DONE
+    assert system.prefill[0].bodies[1]["kv_transfer_params"] == handle() | {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+    }
+    assert system.decode[0].bodies[1]["kv_transfer_params"] == prefilled(64)
+    assert await system.client.metric("kvr_pulled_tokens_total") == 64
+    assert await system.client.metric("kvr_prompt_tokens_total") == 200
+
+
+async def test_the_header_names_the_conversation_too(system: System) -> None:
+    for _ in range(2):
+        await system.client.post("/v1/chat/completions", CHAT, x_conversation_id="c")
+    assert sent_handles(system) == [None, "e1"]
+    assert all("x-conversation-id" not in request.headers for request in system.prefill[0].requests)
+
+
+async def test_without_an_id_no_handle_is_kept(system: System) -> None:
+    for _ in range(2):
+        await system.client.chat()
+    assert sent_handles(system) == [None, None]
+
+
+async def test_without_the_round_trip_no_handle_is_carried(start: Start) -> None:
+    system = await start(round_trip=False)
+    for _ in range(2):
+        await system.client.chat("c")
+    assert sent_handles(system) == [None, None]
+
+
+async def test_rep_02_of_two_turns_at_once_one_carries_the_handle(system: System) -> None:
+    await system.client.chat("c")
+    replies = await asyncio.gather(system.client.chat("c"), system.client.chat("c"))
+    assert [reply.status for reply in replies] == [200, 200]
+    assert sorted(map(str, sent_handles(system)[1:])) == ["None", "e1"]
+
+
+async def test_rep_02_an_engine_that_answers_with_a_new_id_loses_its_old_handles(system: System) -> None:
+    await system.client.chat("old")
+    system.decode[0].script = decode_script(handle("e2"))
+    await system.client.chat("new")
+    await system.client.chat("old")
+    await system.client.chat("new")
+    assert sent_handles(system) == [None, None, None, "e2"]
+
+
+async def test_rep_03_a_handle_is_offered_only_for_its_lifetime(start: Start) -> None:
+    system = await start(handle_ttl=0.4)
+    await system.client.chat("c")
+    await system.client.chat("c")
+    await asyncio.sleep(0.5)
+    await system.client.chat("c")
+    assert sent_handles(system) == [None, "e1", None]
+
+
+async def test_rep_03_the_engines_own_clock_is_passed_on_and_not_read(system: System) -> None:
+    await system.client.chat("c")
+    await system.client.chat("c")
+    assert system.prefill[0].bodies[1]["kv_transfer_params"]["remote_blocks_expiry_time"] == 812.4
+
+
+async def test_rep_04_two_callers_with_one_id_do_not_meet(system: System) -> None:
+    for key in ("a", "b", "a"):
+        await system.client.post(
+            "/v1/chat/completions", CHAT | {"conversation_id": "chat-1"}, authorization=f"Bearer {key}"
+        )
+    assert sent_handles(system) == [None, None, "e1"]
+
+
+EMPTY_CHOICES = b'data: {"id":"c","choices":[]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("events", "stored", "fate"),
+    [
+        ([TEXT, with_field(FINISH, handle()), DONE], True, "stored"),
+        ([TEXT, FINISH, with_field(EMPTY_CHOICES, handle()), DONE], True, "stored"),
+        ([with_field(TEXT, handle()), FINISH, DONE], True, "stored"),
+        ([TEXT, FINISH, DONE], False, "absent"),
+        ([TEXT, with_field(FINISH, {}), DONE], False, "invalid"),
+        ([TEXT, with_field(FINISH, handle() | {"remote_request_id": None}), DONE], False, "invalid"),
+        ([TEXT, with_field(FINISH, handle(future="x")), DONE], True, "stored"),
+        ([TEXT, with_field(FINISH.replace(b'"stop"', b'"error"'), handle()), DONE], False, "stored"),
+    ],
+)
+async def test_rep_09_where_the_handle_may_stand(system: System, events: list[bytes], stored: bool, fate: str) -> None:
+    await system.client.chat("c")
+    before = await system.client.metric("kvr_handles_total", fate=fate)
+    system.decode[0].script = decode_script(events=events)
+    reply = await system.client.chat("c")
+    assert b"kv_transfer_params" not in reply.body and reply.body.endswith(DONE)
+    await system.client.chat("c")
+    carried = system.prefill[0].bodies[2]["kv_transfer_params"]
+    assert (carried["remote_engine_id"] == "e1") == stored
+    assert carried.get("future") == ("x" if b"future" in b"".join(events) else None)
+    if fate != "stored":
+        assert await system.client.metric("kvr_handles_total", fate=fate) > before
+
+
+async def test_rep_09_an_aborted_turn_leaves_no_handle(system: System) -> None:
+    async def dies(_: Request, wire: Wire) -> None:
+        await wire.start_stream()
+        await wire.part(with_field(TEXT, handle()))
+        wire.cut()
+
+    await system.client.chat("c")
+    system.decode[0].script = dies
+    await system.client.chat("c")
+    system.decode[0].script = decode_script()
+    await system.client.chat("c")
+    assert sent_handles(system) == [None, "e1", None]
+
+
+async def test_non_streamed_answers_are_the_engines_json_without_the_field(system: System) -> None:
+    async def script(_: Request, wire: Wire) -> None:
+        await wire.json(
+            200,
+            b'{"id":"c","choices":[{"finish_reason":"stop","x":1.0e2}],"kv_transfer_params":'
+            + json.dumps(handle()).encode()
+            + b',"z":"\\u00e9"}',
+        )
+
+    system.decode[0].script = script
+    for _ in range(2):
+        reply = await system.client.chat("c", stream=False)
+        assert reply.body == b'{"id":"c","choices":[{"finish_reason":"stop","x":1.0e2}],"z":"\\u00e9"}'
+    assert sent_handles(system) == [None, "e1"]
+
+
+async def answers(wire: Wire, status: int, body: Any) -> None:
+    await wire.json(status, body)
+
+
+ERROR_400 = {"error": {"message": "prompt is too long", "code": 400}}
+
+
+async def test_rep_21_a_refusal_of_decode_reaches_the_client_as_it_is(system: System) -> None:
+    system.decode[0].script = lambda _, wire: answers(wire, 400, ERROR_400)
+    reply = await system.client.chat("c")
+    assert (reply.status, reply.json) == (400, ERROR_400)
+    assert len(system.decode[0].requests) == 1
+
+
+async def test_rep_21_a_refusal_of_prefill_ends_the_turn_before_decode(system: System) -> None:
+    system.prefill[0].script = lambda _, wire: answers(wire, 404, {"error": {"message": "no such model"}})
+    reply = await system.client.chat("c")
+    assert reply.status == 404 and not system.decode[0].requests
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+@pytest.mark.parametrize("body", [b"not json", b"[1]", b""])
+async def test_rep_21_an_answer_that_is_not_json_is_a_502(system: System, leg: str, body: bytes) -> None:
+    engine = getattr(system, leg)[0]
+    engine.script = lambda _, wire: answers(wire, 200, body)
+    reply = await system.client.chat("c", stream=False)
+    assert reply.status == 502 and "error" in reply.json
+
+
+async def test_rep_21_prefill_that_names_no_blocks_lets_decode_compute(system: System) -> None:
+    system.prefill[0].script = lambda _, wire: answers(wire, 200, {"choices": []})
+    reply = await system.client.chat("c")
+    assert reply.status == 200
+    assert "kv_transfer_params" not in system.decode[0].bodies[0]
+    assert await system.client.metric("kvr_prefills_without_params_total") == 1
+
+
+async def test_rep_21_a_prefill_that_hangs_is_left_after_its_time(start: Start) -> None:
+    system = await start(prefill_timeout=0.2)
+
+    async def hangs(request: Request, _: Wire) -> None:
+        await request.closed.wait()
+
+    system.prefill[0].script = hangs
+    reply = await system.client.chat("c")
+    assert reply.status == 502 and not system.decode[0].requests
+    assert len(system.prefill[0].requests) == 2
+
+
+async def test_rep_21_a_stream_that_breaks_ends_with_an_error_event_and_a_whole_body(system: System) -> None:
+    async def dies(_: Request, wire: Wire) -> None:
+        await wire.start_stream()
+        for _ in range(3):
+            await wire.part(TEXT)
+            await asyncio.sleep(0.01)
+        wire.cut()
+
+    system.decode[0].script = dies
+    reply = await system.client.chat("c")
+    assert reply.status == 200 and reply.is_whole
+    assert reply.body.startswith(TEXT * 3) and DONE not in reply.body
+    last = json.loads(reply.body[len(TEXT) * 3 :].removeprefix(b"data: "))
+    assert last["error"]["code"] == 502
+    assert len(system.decode[0].requests) == 1
+
+
+async def test_rep_21_an_error_object_as_the_first_event_passes(system: System) -> None:
+    event = b'data: {"error":{"message":"x"}}\n\n'
+    system.decode[0].script = decode_script(events=[event, DONE])
+    reply = await system.client.chat("c")
+    assert reply.body == event + DONE
+    assert await system.client.metric("kvr_handles_total", fate="stored") == 0
+
+
+async def test_rep_22_a_decode_that_fails_once_costs_a_cold_prefill_and_no_text(system: System) -> None:
+    good = decode_script()
+
+    async def once(request: Request, wire: Wire) -> None:
+        system.decode[0].script = good
+        await wire.json(503, {})
+
+    await system.client.chat("c")
+    system.decode[0].script = once
+    reply = await system.client.chat("c")
+    assert reply.body == TEXT + FINISH + DONE
+    assert sent_handles(system) == [None, "e1", None]
+    assert await system.client.metric("kvr_retries_total", leg="decode") == 1
+
+
+async def test_rep_22_a_prefill_that_fails_with_a_handle_is_asked_once_more_without(system: System) -> None:
+    async def once(request: Request, wire: Wire) -> None:
+        system.prefill[0].script = prefill_script
+        await wire.json(500, {})
+
+    await system.client.chat("c")
+    system.prefill[0].script = once
+    assert (await system.client.chat("c")).status == 200
+    assert sent_handles(system) == [None, "e1", None]
+
+
+async def test_rep_22_nothing_is_retried_after_the_first_byte(system: System) -> None:
+    async def dies(_: Request, wire: Wire) -> None:
+        await wire.start_stream()
+        await wire.part(TEXT)
+        await asyncio.sleep(0.05)
+        wire.cut()
+
+    system.decode[0].script = dies
+    await system.client.chat("c")
+    assert len(system.decode[0].requests) == len(system.prefill[0].requests) == 1
+
+
+async def test_rep_22_attempts_stay_within_the_cap(start: Start) -> None:
+    system = await start(prefill=2, decode=2, max_attempts=3)
+    for engine in system.decode:
+        engine.script = lambda _, wire: answers(wire, 500, {})
+    reply = await system.client.chat("c")
+    assert reply.status == 502
+    assert sum(len(engine.requests) for engine in system.decode) == 3
+
+
+async def test_a_retry_prefers_another_engine(start: Start) -> None:
+    system = await start(decode=2)
+    for engine in system.decode:
+        engine.script = lambda _, wire: answers(wire, 500, {})
+    await system.client.chat("c")
+    assert [len(engine.requests) for engine in system.decode] == [1, 1]
+
+
+async def test_no_engine_left_is_a_fast_503_and_not_ready(system: System) -> None:
+    assert (await system.client.get("/ready")).status == 200
+    await system.decode[0].stop()
+    async with asyncio.timeout(2):
+        while (await system.client.get("/ready")).status == 200:
+            await asyncio.sleep(0.02)
+    assert (await system.client.get("/ready")).json == {"status": "waiting", "lacking": ["decode"]}
+    reply = await system.client.chat("c")
+    assert reply.status == 503 and reply.headers["retry-after"] and "decode" in reply.json["error"]["message"]
+
+
+async def test_an_engine_that_comes_back_serves_again_and_its_old_handles_are_gone(system: System) -> None:
+    await system.client.chat("c")
+    await system.decode[0].stop()
+    async with asyncio.timeout(2):
+        while (await system.client.get("/ready")).status == 200:
+            await asyncio.sleep(0.02)
+    await system.decode[0].start()
+    await system.settle()
+    assert (await system.client.chat("c")).status == 200
+    assert sent_handles(system) == [None, None]
+
+
+async def test_a_stranded_prefill_is_released_through_another_decode(start: Start) -> None:
+    system = await start(decode=2, health_interval=30.0)
+    for node in system.router.nodes.decode:
+        node.open_requests = 1 if node.name == "decode-1" else 0
+    await system.decode[0].stop()
+    assert (await system.client.chat("c")).status == 200
+    await asyncio.sleep(0.1)
+    assert await system.client.metric("kvr_stranded_prefills_total") == 1
+    assert await system.client.metric("kvr_released_prefills_total") == 1
+
+
+async def leave_while(system: System, seconds: float) -> None:
+    _, writer = await system.client.open("/v1/chat/completions", CHAT)
+    await asyncio.sleep(seconds)
+    writer.close()
+
+
+async def test_rep_11_a_client_that_leaves_during_prefill_ends_prefill(system: System) -> None:
+    async def slow(request: Request, wire: Wire) -> None:
+        await request.closed.wait()
+
+    system.prefill[0].script = slow
+    await leave_while(system, 0.2)
+    async with asyncio.timeout(1):
+        await system.prefill[0].requests[0].closed.wait()
+    assert not system.decode[0].requests
+
+
+async def test_rep_11_a_client_that_leaves_mid_stream_ends_decode(system: System) -> None:
+    async def endless(request: Request, wire: Wire) -> None:
+        await wire.start_stream()
+        while not request.closed.is_set():
+            await wire.part(TEXT)
+            await asyncio.sleep(0.02)
+
+    system.decode[0].script = endless
+    reader, writer = await system.client.open("/v1/chat/completions", CHAT | {"conversation_id": "c"})
+    await reader.readuntil(TEXT)
+    writer.close()
+    async with asyncio.timeout(1):
+        await system.decode[0].requests[0].closed.wait()
+    assert await system.client.metric("kvr_handles_stored") == 0
+
+
+async def test_rep_24_events_are_forwarded_as_they_come(system: System) -> None:
+    """A router that waits for more before it forwards the first event never ends this test."""
+    was_read = asyncio.Event()
+
+    async def waits(_: Request, wire: Wire) -> None:
+        await wire.start_stream()
+        await wire.part(TEXT)
+        await was_read.wait()
+        await wire.part(with_field(FINISH, handle()) + DONE)
+        await wire.end_stream()
+
+    system.decode[0].script = waits
+    reader, writer = await system.client.open("/v1/chat/completions", CHAT)
+    async with asyncio.timeout(2):
+        await reader.readuntil(TEXT)
+    was_read.set()
+    await reader.readuntil(DONE)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda event: event,
+        lambda event: event.replace(b"\n", b"\r\n"),
+        lambda event: b": ping\n\n" + event,
+        lambda event: event.replace(b"data: ", b"data:"),
+    ],
+)
+async def test_rep_24_pieces_line_ends_and_comments(system: System, form: Any) -> None:
+    stream = b"".join(map(form, [TEXT, with_field(FINISH, handle()), DONE])).removesuffix(b"\n").removesuffix(b"\r")
+
+    async def pieces(_: Request, wire: Wire) -> None:
+        await wire.start_stream()
+        for start in range(0, len(stream), 7):
+            await wire.part(stream[start : start + 7])
+        await wire.end_stream()
+
+    await system.client.chat("c")
+    system.decode[0].script = pieces
+    reply = await system.client.chat("c")
+    assert reply.body == b"".join(map(form, [TEXT, FINISH, DONE])).removesuffix(b"\n").removesuffix(b"\r")
+    assert await system.client.metric("kvr_handles_total", fate="stored") == 2
+
+
+async def test_rep_36_no_client_sees_where_an_engine_is(system: System) -> None:
+    system.decode[0].script = decode_script(handle("eng-secret"))
+    seen = [await system.client.chat("c"), await system.client.chat("c", stream=False)]
+    address = f"127.0.0.1:{system.decode[0].port}"
+    system.decode[0].script = lambda _, wire: answers(wire, 400, {"error": {"message": f"at {address}"}})
+    seen.append(await system.client.chat("c"))
+    await system.decode[0].stop()
+    seen += [await system.client.chat("c"), await system.client.get("/metrics"), await system.client.get("/ready")]
+    for reply in seen:
+        for secret in (b"10.0.9.2", b"eng-secret", address.encode(), b"kv_transfer_params"):
+            assert secret not in reply.body
+
+
+async def test_rep_36_headers(system: System) -> None:
+    headers = {
+        "authorization": "Bearer client-1",
+        "x_data_parallel_rank": "3",
+        "x_request_id": "abc",
+        "traceparent": "00-1-2-01",
+    }
+    replies = [await system.client.post("/v1/chat/completions", CHAT, **headers) for _ in range(2)]
+    ids = [reply.headers["x-request-id"] for reply in replies]
+    assert len(set(ids)) == 2 and all(given.startswith("abc-") for given in ids)
+    for engine in (system.prefill[0], system.decode[0]):
+        assert [request.headers["x-request-id"] for request in engine.requests] == ids
+        for request in engine.requests:
+            assert (
+                request.headers["authorization"] == "Bearer client-1" and request.headers["traceparent"] == "00-1-2-01"
+            )
+            assert "x-data-parallel-rank" not in request.headers
+
+
+async def test_bodies_beyond_the_limit_and_compressed_ones(start: Start) -> None:
+    system = await start(max_body_bytes=2000)
+    assert (await system.client.chat("c", padding="x" * 3000)).status == 413
+    assert (await system.client.post("/v1/chat/completions", CHAT, content_encoding="gzip")).status == 415
+    assert not system.prefill[0].requests
+
+
+async def test_a_conversation_stays_on_its_decode_engine(start: Start) -> None:
+    system = await start(decode=3)
+    for _ in range(3):
+        for name in "abc":
+            await system.client.chat(name)
+    assert sorted(len(engine.requests) for engine in system.decode) in ([0, 0, 9], [0, 3, 6], [3, 3, 3])
+    assert set(sent_handles(system)[3:]) == {"e1"}
+
+
+async def test_a_pooled_connection_that_died_is_replaced_without_the_client_noticing(system: System) -> None:
+    await system.client.chat("c")
+    for engine in (system.prefill[0], system.decode[0]):
+        for writer in tuple(engine._open):
+            writer.transport.abort()
+    assert (await system.client.chat("c")).body == TEXT + FINISH + DONE
+    assert await system.client.metric("kvr_retries_total") == 0
+
+
+async def test_models_come_from_a_decode_engine(system: System) -> None:
+    system.decode[0].script = lambda _, wire: answers(wire, 200, {"object": "list", "data": [{"id": "m"}]})
+    assert (await system.client.get("/v1/models")).json["data"] == [{"id": "m"}]
+
+
+async def test_a_get_on_a_turn_path_is_not_a_turn(system: System) -> None:
+    reader, writer = await system.client.open("/v1/chat/completions", b"")
+    assert (await read_reply(reader)).status in (404, 405)
+    writer.close()

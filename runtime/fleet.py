@@ -57,6 +57,8 @@ class FleetOptions:
     stock_connector: bool = False
     prefill_arguments: tuple[str, ...] = ()
     decode_arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More environment variables of the engines."""
 
 
 class Server(Child):
@@ -185,7 +187,7 @@ class Fleet:
         )
         scratch = self.folder / name
         scratch.mkdir()
-        environ = environment(spec, _with_project(os.environ), scratch)
+        environ = environment(spec, _with_project(os.environ), scratch) | dict(options.environment)
         return Server(name, spec.port, "/health", argv(spec), environ, self.folder / f"{name}.log")
 
     def _router(self, name: str, port: int, tunables: Tunables) -> Server:

@@ -26,7 +26,7 @@ Spain,Madrid,Spanish,euro;Sweden,Stockholm,Swedish,krona;Thailand,Bangkok,Thai,b
 Ukraine,Kyiv,Ukrainian,hryvnia;Uruguay,Montevideo,Spanish,peso;Vietnam,Hanoi,Vietnamese,dong;Zambia,Lusaka,English,kwacha
 """
 _ENTRIES = [tuple(entry.strip().split(",")) for entry in _COUNTRIES.strip().split(";")]
-_ATLAS_TOKENS_PER_ENTRY = 33
+_ATLAS_TOKENS_PER_ENTRY = 24
 
 FIRST_QUESTION = "Tell me in three or four sentences what this atlas is about and how its entries are written."
 SECOND_QUESTION = "What is the capital of France?"
@@ -47,5 +47,5 @@ def conversation(prompt_tokens: int, seed: int) -> Messages:
     return [{"role": "system", "content": atlas}, {"role": "user", "content": FIRST_QUESTION}]
 
 
-_OTHER_TOKENS = 150
+_OTHER_TOKENS = 130
 """Both questions, the first answer and the chat template's own tokens."""

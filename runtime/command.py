@@ -41,6 +41,8 @@ def argv(spec: EngineSpec) -> list[str]:
     command += ["--host", "127.0.0.1", "--port", str(spec.port)]
     command += ["--dtype", spec.dtype, "--block-size", str(tunables.integer("block_size"))]
     command += ["--enforce-eager", "--distributed-executor-backend", "uni"]
+    # Asked about every second for as long as the engine runs.
+    command += ["--disable-access-log-for-endpoints", "/health,/metrics"]
     command += ["--kv-transfer-config", json.dumps(transfer_config(spec))]
     if spec.max_model_len is not None:
         command += ["--max-model-len", str(spec.max_model_len)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.command import EngineSpec, argv, environment
+from runtime.janitor import Janitor
 from runtime.parameters import BY_NAME, Reader, Tunables, Value, for_reader
 from runtime.process import Child
 
@@ -65,9 +67,16 @@ class Server(Child):
     """A child that serves HTTP on `port` of loopback."""
 
     def __init__(
-        self, name: str, port: int, ready: str, argv: list[str], environ: Mapping[str, str], log: Path
+        self,
+        name: str,
+        port: int,
+        ready: str,
+        argv: list[str],
+        environ: Mapping[str, str],
+        folder: Path,
+        janitor: Janitor,
     ) -> None:
-        super().__init__(name, argv, environ, log)
+        super().__init__(name, argv, environ, folder / f"{name}.log", janitor)
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._ready = ready
@@ -86,8 +95,9 @@ class Fleet:
         self._options = options
         self._say = say
         self._tunables = Tunables.of({"nixl_progress_delay": _LOCAL_PROGRESS_DELAY, **options.values})
-        _remove_stale()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self.folder = Path(tempfile.gettempdir()) / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        """Logs and what engines would leave in /tmp; made by `start`, removed by `stop`."""
+        self._janitor = Janitor(self.folder, _with_project(os.environ))
         engines = options.prefill + options.decode
         taken = [options.port] if options.port else []
         with _free_ports(2 * engines + 1, taken) as ports:
@@ -125,6 +135,11 @@ class Fleet:
 
     def start(self) -> None:
         """Starts all, engines side by side; returns when the router can serve a turn. Raises `FleetError`."""
+        _remove_stale()
+        self.folder.mkdir(mode=0o700)
+        for server in self.engines:
+            self._scratch(server.name).mkdir()
+        self._janitor.start()
         for server in self.servers:
             server.start()
         self.wait(self.servers)
@@ -168,6 +183,7 @@ class Fleet:
                 thread.start()
             for thread in threads:
                 thread.join()
+            self._janitor.dismiss()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _engine(self, role: Reader, index: int, ports: list[int]) -> Server:
@@ -185,10 +201,8 @@ class Fleet:
             stock_connector=options.stock_connector,
             extra_arguments=options.prefill_arguments if role is Reader.PREFILL else options.decode_arguments,
         )
-        scratch = self.folder / name
-        scratch.mkdir()
-        environ = environment(spec, _with_project(os.environ), scratch) | dict(options.environment)
-        return Server(name, spec.port, "/health", argv(spec), environ, self.folder / f"{name}.log")
+        environ = environment(spec, _with_project(os.environ), self._scratch(name)) | dict(options.environment)
+        return Server(name, spec.port, "/health", argv(spec), environ, self.folder, self._janitor)
 
     def _router(self, name: str, port: int, tunables: Tunables) -> Server:
         command = [sys.executable, "-m", "router", "--host", "127.0.0.1", "--port", str(port)]
@@ -201,13 +215,22 @@ class Fleet:
             if value != parameter.default:
                 command += [parameter.flag, str(value)]
         environ = {key: value for key, value in os.environ.items() if key not in {p.env for p in BY_NAME.values()}}
-        return Server(name, port, "/ready", command, _with_project(environ), self.folder / f"{name}.log")
+        return Server(name, port, "/ready", command, _with_project(environ), self.folder, self._janitor)
+
+    def _scratch(self, name: str) -> Path:
+        return self.folder / name
 
 
 def _with_project(environ: Mapping[str, str]) -> dict[str, str]:
     """The children find our packages whatever folder the parent runs in."""
     path = os.pathsep.join(part for part in (str(_PROJECT), environ.get("PYTHONPATH")) if part)
     return {**environ, "PYTHONPATH": path}
+
+
+def require_free(port: int) -> None:
+    """Raises `FleetError` when something listens on `port`; 0 stands for any free port."""
+    with _free_ports(0, [port] if port else []):
+        pass
 
 
 @contextlib.contextmanager

@@ -12,16 +12,16 @@ from types import FrameType
 from typing import NoReturn
 
 from runtime.command import best_dtype, cpu_flags
-from runtime.fleet import Fleet, FleetError, FleetOptions, Server
+from runtime.fleet import Fleet, FleetError, FleetOptions, require_free
 from runtime.model import ModelError, resolve
 from runtime.parameters import PARAMETERS, ParameterError, add_arguments, from_arguments
 
 _NAME = "local"
-_RESTARTS_IN_A_ROW = 3
+_STARTS_IN_A_ROW = 3
 
 
 def parse(argv: Sequence[str]) -> FleetOptions:
-    """Exits with status 2 and one line that says what to change."""
+    """Exits with status 2 and one line that says what to change. Fetches the model, once the port is known to be free."""
     parser = argparse.ArgumentParser(
         prog="python -m runtime.local",
         description="Prefill engines, decode engines and the router on this machine, until Ctrl-C.",
@@ -38,6 +38,7 @@ def parse(argv: Sequence[str]) -> FleetOptions:
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} is {getattr(arguments, name)}. hint: at least 1 engine of each role is needed")
     try:
+        require_free(arguments.port)
         return FleetOptions(
             model=resolve(arguments.model),
             served_name=_NAME,
@@ -48,8 +49,8 @@ def parse(argv: Sequence[str]) -> FleetOptions:
             max_model_len=arguments.max_model_len,
             values=from_arguments(arguments, os.environ, PARAMETERS),
         )
-    except (ModelError, ParameterError) as error:
-        parser.error(str(error))
+    except (FleetError, ModelError, ParameterError) as error:
+        parser.exit(2, f"{error}\n")  # one line: the usage would bury it
 
 
 def say(line: str) -> None:
@@ -66,29 +67,27 @@ def interrupt_on_signals() -> None:
         signal.signal(which, interrupt)
 
 
-def keep_running(fleet: Fleet) -> NoReturn:
-    """Starts again what ends, on its own port; the router goes on meanwhile. Raises `FleetError` when that does not help."""
-    restarts: dict[str, int] = {}
+def keep_running(fleet: Fleet, seconds: float = 1.0) -> NoReturn:
+    """Starts again what ends, on its own port; the rest goes on meanwhile. Raises `FleetError` when that does not help.
+
+    `seconds` is the time between two looks.
+    """
+    starts: dict[str, int] = {}
     while True:
-        time.sleep(1)
+        time.sleep(seconds)
         for server in fleet.servers:
-            if server.is_running:
-                continue
-            restarts[server.name] = restarts.get(server.name, 0) + 1
-            if restarts[server.name] > _RESTARTS_IN_A_ROW:
-                raise FleetError(
-                    f"{server.name} ended {_RESTARTS_IN_A_ROW} times. Its last lines:\n{server.last_lines()}"
-                )
-            say(f"{server.name} ended; starting it again")
-            server.start()
-            _wait(fleet, server)
-
-
-def _wait(fleet: Fleet, server: Server) -> None:
-    try:
-        fleet.wait([server])
-    except FleetError as error:
-        say(str(error))
+            if not server.is_running:
+                starts[server.name] = starts.get(server.name, 0) + 1
+                if starts[server.name] > _STARTS_IN_A_ROW:
+                    raise FleetError(
+                        f"{server.name} ended {_STARTS_IN_A_ROW} times before it was ready. "
+                        f"Its last lines:\n{server.last_lines()}"
+                    )
+                say(f"{server.name} ended; starting it again, its conversations go on cold")
+                server.start()
+            elif server.name in starts and server.is_ready():
+                del starts[server.name]
+                say(f"{server.name} is ready again")
 
 
 def _examples(url: str) -> str:
@@ -112,9 +111,12 @@ print(answer.choices[0].message.content)
 
 def main(argv: Sequence[str]) -> int:
     interrupt_on_signals()
-    options = parse(argv)
     try:
+        options = parse(argv)
         fleet = Fleet(options, say)
+    except KeyboardInterrupt:
+        say("Stopped.")
+        return 130
     except (FleetError, ParameterError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -7,20 +7,26 @@ import ctypes
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from runtime import group
+from runtime.janitor import Janitor
+
 _PR_SET_PDEATHSIG = 1
+_REAP_LIMIT = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Child:
     """One process and whatever it starts. Output goes to `log`."""
 
-    def __init__(self, name: str, argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str], environ: Mapping[str, str], log: Path, janitor: Janitor | None = None
+    ) -> None:
         self.name = name
         self.log = log
+        self._janitor = janitor
         self._argv = list(argv)
         self._environ = dict(environ)
         self._process: subprocess.Popen[bytes] | None = None
@@ -34,6 +40,8 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
+        """What an earlier run left, such as a worker whose parent crashed, is ended first: it would hold the ports."""
+        self.kill()
         parent = os.getpid()
 
         def die_with_parent() -> None:
@@ -51,44 +59,27 @@ class Child:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
+        if self._janitor is not None:
+            self._janitor.started(self._process.pid)
 
     def kill(self) -> None:
         """SIGKILL to the process and all it started, as a crash would end them."""
-        self._signal(signal.SIGKILL)
-        self._wait(10)
+        if self._process is None:
+            return
+        group.kill(self._process.pid)
+        self._process.wait(_REAP_LIMIT)
+        if self._janitor is not None:
+            self._janitor.ended(self._process.pid)
+        self._process = None
 
     def stop(self, seconds: float) -> None:
         """SIGTERM, then SIGKILL after `seconds`."""
-        if self.is_running:
-            self._signal(signal.SIGTERM)
-            self._wait(seconds)
-        # The group may hold children whose parent is gone.
-        self._signal(signal.SIGKILL)
-        self._wait(10)
+        if self._process is not None and self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+            group.wait([self._process.pid], seconds)
+        self.kill()
 
     def last_lines(self, number: int = 15) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-number:])
-
-    def _signal(self, which: signal.Signals) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, which)
-
-    def _wait(self, seconds: float) -> None:
-        if self._process is None:
-            return
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            self._process.poll()
-            if not _group_exists(self._process.pid):
-                return
-            time.sleep(0.05)
-
-
-def _group_exists(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True

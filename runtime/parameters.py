@@ -69,7 +69,7 @@ class Parameter:
             return "true or false"
         if self.kind is Kind.TEXT:
             return "any text"
-        return f"{self.minimum:g} to {self.maximum:g}"
+        return f"{_plain(self.minimum)} to {_plain(self.maximum)}"
 
     def parse(self, text: str) -> Value:
         """Text from a flag, the environment or SSM -> a checked value. Raises `ParameterError`."""
@@ -88,6 +88,10 @@ class Parameter:
         if isinstance(value, int | float) and not isinstance(value, bool) and not self.minimum <= value <= self.maximum:
             raise ParameterError(f"{self.name} is {value} {self.unit}. hint: set {self.bounds}")
         return value
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
 
 
 def _parse_flag(text: str) -> bool:

@@ -1,14 +1,16 @@
 """Level 2 of CASES.md: any handle, given to real engines, leads to the answer of a cold run."""
 
+import json
 import random
 import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.engine.conftest import HOLD_SECONDS
-from tests.engine.turns import Pair, Result, cold, complete, forget
+from tests.engine.turns import COLD, Pair, Result, cold, complete, forget, request
 
 BLOCK = 32
 Params = dict[str, Any]
@@ -65,7 +67,9 @@ def test_rep_01_edited_history(
 
 
 @pytest.mark.parametrize("edit", [lambda h: h[:40] + h[42:], lambda h: [*h[:40], 4, *h[40:]]])
-def test_rep_07_history_rendered_with_other_tokens(pair: Pair, first: tuple[list[int], Params], tokens: Any, edit: Any) -> None:
+def test_rep_07_history_rendered_with_other_tokens(
+    pair: Pair, first: tuple[list[int], Params], tokens: Any, edit: Any
+) -> None:
     history, handle = first
     _, kvr = second(pair, edit(history) + tokens(20), handle)
     assert kvr["pulled_tokens"] == BLOCK
@@ -132,8 +136,21 @@ def test_prompts_at_a_blocks_border(pair: Pair, first: tuple[list[int], Params],
     "params",
     [
         {"do_remote_prefill": True},
-        {"do_remote_prefill": True, "remote_engine_id": 1, "remote_host": [], "remote_port": "x", "remote_block_ids": "y"},
-        {"do_remote_prefill": True, "remote_engine_id": "e", "remote_host": "127.0.0.1", "remote_port": 9, "remote_block_ids": [[1]], "remote_request_id": "r"},
+        {
+            "do_remote_prefill": True,
+            "remote_engine_id": 1,
+            "remote_host": [],
+            "remote_port": "x",
+            "remote_block_ids": "y",
+        },
+        {
+            "do_remote_prefill": True,
+            "remote_engine_id": "e",
+            "remote_host": "127.0.0.1",
+            "remote_port": 9,
+            "remote_block_ids": [[1]],
+            "remote_request_id": "r",
+        },
     ],
 )
 def test_garbage_given_to_decode_is_a_plain_request(pair: Pair, tokens: Any, params: Params) -> None:
@@ -143,27 +160,14 @@ def test_garbage_given_to_decode_is_a_plain_request(pair: Pair, tokens: Any, par
 
 def test_decode_does_not_take_the_blocks_of_another_prompt(pair: Pair, tokens: Any) -> None:
     prompt, other = tokens(100), tokens(100)
-    handle: Params = {}
-
-    def keep(result: Params) -> None:
-        handle.update(result)
-
-    import httpx
-
-    from tests.engine.turns import COLD, request
-
     body = request(prompt, 1, min_tokens=1, kv_transfer_params=COLD)
-    keep(httpx.post(f"{pair.prefill.url}/v1/completions", json=body, timeout=60).json()["kv_transfer_params"])
+    handle = httpx.post(f"{pair.prefill.url}/v1/completions", json=body, timeout=60).json()["kv_transfer_params"]
     assert complete(pair.decode.url, other, kv_transfer_params=handle).same_as(cold(pair.prefill.url, other))
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 @pytest.mark.parametrize("options", [None, {"include_usage": True}])
 def test_rep_09_streamed_answers_carry_the_handle(pair: Pair, path: str, options: Any) -> None:
-    import json
-
-    import httpx
-
     body: Params = {
         "model": "local", "prompt": "hello there", "messages": [{"role": "user", "content": "hello there"}],
         "stream": True, "stream_options": options, "max_tokens": 3, "ignore_eos": True,

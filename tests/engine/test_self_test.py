@@ -12,7 +12,9 @@ from scripts.turns import counter
 
 @pytest.fixture(scope="module")
 def stock() -> Iterator[Fleet]:
-    options = FleetOptions(model=str(tiny()), max_model_len=2_048, stock_connector=True, environment={"VLLM_PLUGINS": ""})
+    options = FleetOptions(
+        model=str(tiny()), max_model_len=2_048, stock_connector=True, environment={"VLLM_PLUGINS": ""}
+    )
     with Fleet(options) as running:
         yield running
 

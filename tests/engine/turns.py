@@ -45,7 +45,9 @@ def complete(url: str, tokens: list[int], answer: int = 40, *, stream: bool = Fa
     if not stream:
         reply = httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status().json()
         choice = reply["choices"][0]
-        return Result(choice["token_ids"], choice["logprobs"]["token_logprobs"][0], reply.get("kv_transfer_params") or {})
+        return Result(
+            choice["token_ids"], choice["logprobs"]["token_logprobs"][0], reply.get("kv_transfer_params") or {}
+        )
     sampled: list[int] = []
     logprobs: list[float] = []
     params: dict[str, Any] = {}
@@ -76,7 +78,9 @@ class Pair:
     prefill: Server
     decode: Server
 
-    def turn(self, tokens: list[int], handle: dict[str, Any] | None = None, answer: int = 40, **more: Any) -> tuple[Result, dict[str, Any]]:
+    def turn(
+        self, tokens: list[int], handle: dict[str, Any] | None = None, answer: int = 40, **more: Any
+    ) -> tuple[Result, dict[str, Any]]:
         """(decode's result, prefill's `kvr`)."""
         params = {**(handle or COLD), "do_remote_decode": True, "do_remote_prefill": False}
         body = request(tokens, 1, min_tokens=1, kv_transfer_params=params, **more)

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from router import openai
+from router.conversation import conversation_id
 from router.errors import Fault
-from tests.unit.router.conftest import System
+from tests.fakes.engine import Request, Wire
+from tests.unit.router.conftest import System, read_reply
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -117,6 +119,19 @@ async def test_rep_05_a_clients_transfer_params_reach_no_engine(
         assert system.decode[0].bodies[-1]["vllm_xargs"] == {"mine": 1}
 
 
+@pytest.mark.parametrize("fields", [{"prompt": "p"}, {"prompt": ["p", "q"]}])
+async def test_rep_05_not_even_when_prefill_gives_no_params_to_put_in_their_place(
+    system: System, fields: dict[str, Any]
+) -> None:
+    async def names_no_blocks(_: Request, wire: Wire) -> None:
+        await wire.json(200, {"choices": []})
+
+    system.prefill[0].script = names_no_blocks
+    reply = await system.client.post("/v1/completions", {"model": "m", **fields, "kv_transfer_params": EVIL})
+    assert reply.status == 200
+    assert system.decode[0].bodies == [{"model": "m", **fields}]
+
+
 async def test_rep_05_an_escaped_name_is_the_same_name(system: System) -> None:
     raw = json.dumps({"model": "m", "messages": MESSAGES, "kv_transfer_params": EVIL}).replace(
         "kv_transfer", "kv\\u005ftransfer"
@@ -139,8 +154,6 @@ async def test_rep_05_an_escaped_name_is_the_same_name(system: System) -> None:
 )
 async def test_a_body_that_is_no_request_gets_400_and_says_why(system: System, body: bytes, says: str) -> None:
     reader, writer = await system.client.open("/v1/chat/completions", body or b" ")
-    from tests.unit.router.conftest import read_reply
-
     reply = await read_reply(reader)
     writer.close()
     assert reply.status == 400 and says in reply.json["error"]["message"]
@@ -148,8 +161,6 @@ async def test_a_body_that_is_no_request_gets_400_and_says_why(system: System, b
 
 
 def test_two_ids_that_differ_are_refused() -> None:
-    from router.conversation import conversation_id
-
     assert conversation_id("a", "a") == conversation_id(None, "a") == conversation_id("a", None) == "a"
     with pytest.raises(Fault):
         conversation_id("a", "b")

@@ -36,7 +36,7 @@ class ModelError(RuntimeError):
 
 
 def tiny(folder: Path = MODELS / "tiny-qwen3") -> Path:
-    """A random Qwen3 of 2 layers with a byte-level tokenizer of 600 tokens; same weights on every machine."""
+    """A random Qwen3 of 2 layers with a token per ASCII character; same weights on every machine."""
     return _cached(folder, _make_tiny)
 
 
@@ -65,26 +65,13 @@ def _cached(folder: Path, make: Callable[[Path], None]) -> Path:
 
 def _make_tiny(folder: Path) -> None:
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        special_tokens=list(_SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    # Any English text serves; this file is always there and the same everywhere.
-    tokenizer.train_from_iterator(Path(__file__).read_text().splitlines(), trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_SPECIAL[2], pad_token=_SPECIAL[0])
-    fast.chat_template = _CHAT_TEMPLATE
-    fast.save_pretrained(folder)
+    tokenizer = _ascii_tokenizer()
+    tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(fast),
+        vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
@@ -93,12 +80,33 @@ def _make_tiny(folder: Path) -> None:
         head_dim=32,
         max_position_embeddings=8_192,
         tie_word_embeddings=False,
-        eos_token_id=fast.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
         # Wide enough that a changed prompt changes the answer, which is what tests compare.
         initializer_range=0.5,
         dtype="float32",
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        # Never sampled: a special token has no text, and the history of the next turn would lack it.
+        model.lm_head.weight[: len(_SPECIAL)] = 0
+    model.save_pretrained(folder)
+
+
+def _ascii_tokenizer() -> Any:
+    """A token per printable ASCII character: an answer's text always becomes the same tokens again as history."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    # The byte-level pre-tokenizer's own names for line feed and space.
+    characters = ["\u010a", "\u0120", *map(chr, range(33, 127))]
+    vocabulary = {token: index for index, token in enumerate([*_SPECIAL, *characters])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="?"))
+    tokenizer.add_special_tokens(list(_SPECIAL))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_SPECIAL[2], pad_token=_SPECIAL[0])
+    fast.chat_template = _CHAT_TEMPLATE
+    return fast
 
 
 def _make_demo(folder: Path) -> None:

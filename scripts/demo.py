@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from openai import OpenAIError
+
 from runtime.command import best_dtype, cpu_flags
 from runtime.fleet import Fleet, FleetError, FleetOptions, Server
 from runtime.local import interrupt_on_signals, say
@@ -205,8 +207,8 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         say("Stopped.")
         return 130
-    except (FleetError, ModelError, RuntimeError) as error:
-        print(error, file=sys.stderr)
+    except (FleetError, ModelError, RuntimeError, OpenAIError, OSError) as error:
+        print(f"The demo stopped: {error}", file=sys.stderr)
         return 1
 
 

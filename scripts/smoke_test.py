@@ -51,7 +51,9 @@ class Deployment:
         except urllib.error.HTTPError as error:
             return error.code, error.read()
         except OSError as error:
-            raise Failed(f"{self.url}{path} does not answer: {error}", "start the router, or check --url and the network") from None
+            raise Failed(
+                f"{self.url}{path} does not answer: {error}", "start the router, or check --url and the network"
+            ) from None
 
 
 def health(deployment: Deployment) -> str:
@@ -64,13 +66,15 @@ def health(deployment: Deployment) -> str:
 def ready(deployment: Deployment) -> str:
     status, body = deployment.get("/ready")
     if status != 200:
-        raise Failed(f"/ready answered {status}: {body.decode(errors='replace')}", "start the engines named; see their logs")
+        raise Failed(
+            f"/ready answered {status}: {body.decode(errors='replace')}", "start the engines named; see their logs"
+        )
     return "a prefill and a decode engine are up"
 
 
 def models(deployment: Deployment) -> str:
     status, body = deployment.get("/v1/models")
-    names = [entry["id"] for entry in json.loads(body)["data"]] if status == 200 else []
+    names = _model_names(body) if status == 200 else []
     if not names:
         raise Failed(f"/v1/models answered {status} with no model", "check that decode serves a model")
     if deployment.model and deployment.model not in names:
@@ -82,7 +86,7 @@ def models(deployment: Deployment) -> str:
 def conversation(deployment: Deployment) -> str:
     """Three turns with the round trip: each answer must equal a cold run, and decode's tokens must have been pulled."""
     name = f"smoke-{uuid.uuid4()}"
-    pulled = counter(deployment.url, "kvr_pulled_tokens_total")
+    pulled = _pulled(deployment)
     messages: Messages = [
         {"role": "system", "content": f"Session {name}. You answer at length."},
         {"role": "user", "content": "Describe a day at the sea."},
@@ -96,7 +100,7 @@ def conversation(deployment: Deployment) -> str:
                 "stop using this deployment with the round trip (--round-trip false) and report the engines' versions",
             )
         messages = following(messages, warm.text, "And what happened after that?")
-    gained = counter(deployment.url, "kvr_pulled_tokens_total") - pulled
+    gained = _pulled(deployment) - pulled
     if gained <= 0:
         raise Failed(
             f"no token was pulled in {_TURNS} turns; handles: {_fates(deployment)}",
@@ -113,6 +117,22 @@ CHECKS: tuple[tuple[str, Callable[[Deployment], str]], ...] = (
 )
 
 
+def _model_names(body: bytes) -> list[str]:
+    try:
+        return [str(entry["id"]) for entry in json.loads(body)["data"]]
+    except (ValueError, TypeError, KeyError):  # something else than an OpenAI-compatible server answers here
+        return []
+
+
+def _pulled(deployment: Deployment) -> float:
+    try:
+        return counter(deployment.url, "kvr_pulled_tokens_total")
+    except OSError as error:
+        raise Failed(
+            f"/metrics can't be read, so reuse can't be proved: {error}", "check that --url is our router"
+        ) from None
+
+
 def _turn(deployment: Deployment, messages: Messages, name: str | None) -> Answer:
     """A turn of the conversation `name`; without a name a cold one, whose salt no cached KV was computed under."""
     # ignore_eos: an answer that ends early would have too few tokens to prove reuse with.
@@ -121,7 +141,12 @@ def _turn(deployment: Deployment, messages: Messages, name: str | None) -> Answe
         extra["cache_salt"] = str(uuid.uuid4())
     try:
         return ask(
-            deployment.openai, deployment.model, messages, conversation=name, max_tokens=_ANSWER_TOKENS, extra_body=extra
+            deployment.openai,
+            deployment.model,
+            messages,
+            conversation=name,
+            max_tokens=_ANSWER_TOKENS,
+            extra_body=extra,
         )
     except (OpenAIError, RuntimeError) as error:
         raise Failed(f"a turn failed: {error}", "see the log of the router, then of the engine it names") from None

@@ -13,7 +13,10 @@ from scripts.turns import counter
 @pytest.fixture(scope="module")
 def stock() -> Iterator[Fleet]:
     options = FleetOptions(
-        model=str(tiny()), max_model_len=2_048, stock_connector=True, environment={"VLLM_PLUGINS": ""}
+        model=str(tiny()),
+        max_model_len=2_048,
+        stock_connector=True,
+        environment={"VLLM_PLUGINS": "kv_roundtrip_progress"},
     )
     with Fleet(options) as running:
         yield running

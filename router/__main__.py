@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import sys
 from types import FrameType
@@ -79,8 +78,6 @@ def main() -> None:
     )  # fmt: skip
     server = Server(config, router, settings.tunables.number("drain_timeout"))
     server.run([listener])
-    # uvicorn raises the signal again on its way out; a drained router has done what it was told.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

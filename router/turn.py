@@ -203,6 +203,8 @@ class Pipeline:
                     await self._stream(reply, answer, first, keeper)
                 else:
                     await self._whole(reply, answer, first, keeper)
+            except sse.TooLong:
+                raise EngineFault(node.role, "an event without end") from None
             except UpstreamError as error:
                 raise self._failed(node, error, avoid) from None
             finally:

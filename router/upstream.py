@@ -212,7 +212,7 @@ class Client:
     @property
     def names(self) -> tuple[bytes, ...]:
         """What must not show in text for a client."""
-        return (self._authority,)
+        return (self._authority, self._host.encode())
 
     async def request(
         self, method: bytes, path: bytes, headers: Headers, body: bytes, *, timeout: float, idle_timeout: float

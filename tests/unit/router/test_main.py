@@ -1,0 +1,139 @@
+"""`python -m router` as a process: its start, its refusals, its drain."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.fakes.engine import DONE, FINISH, TEXT, FakeEngine, Request, Wire, prefill_script
+from tests.unit.router.conftest import Client, Reply, read_reply
+
+CHAT = {"model": "m", "messages": [], "stream": True}
+Command = list[str]
+
+
+def command(prefill: str, decode: str, port: int, *more: str) -> Command:
+    return [sys.executable, "-m", "router", "--prefill", prefill, "--decode", decode, "--port", str(port), *more]
+
+
+def run(*more: str) -> tuple[int, str]:
+    done = subprocess.run(
+        command("http://127.0.0.1:9", "http://127.0.0.1:9", 0, *more), capture_output=True, text=True, timeout=20
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--handle-ttl", "480"], "set handle_ttl below 480"),
+        (["--handle-ttl", "abc"], "handle_ttl is 'abc'"),
+        (["--max-attempts", "9"], "set 1 to 5"),
+        (["--log-level", "loud"], "debug or info"),
+        (["--decode", "not-a-url"], "http://HOST:PORT"),
+    ],
+)  # fmt: skip
+def test_a_bad_option_is_one_line_with_the_fix(more: list[str], says: str) -> None:
+    code, said = run(*more)
+    assert code == 2 and says in said.splitlines()[-1]
+    assert "Traceback" not in said
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, said = run("--port", str(port))
+    assert code == 1 and f"port {port}" in said and "--port" in said and "Traceback" not in said
+
+
+class Running:
+    """A router process in front of a prefill and a decode whose stream goes on until the test sets `go_on`."""
+
+    def __init__(self, drain_timeout: float) -> None:
+        self.prefill, self.decode = FakeEngine(prefill_script), FakeEngine(self._stream)
+        self.drain_timeout = drain_timeout
+        self.go_on = asyncio.Event()
+
+    async def _stream(self, request: Request, wire: Wire) -> None:
+        await wire.start_stream()
+        await wire.part(TEXT)
+        await self.go_on.wait()
+        await wire.part(FINISH + DONE)
+        await wire.end_stream()
+
+    async def start(self) -> None:
+        await self.prefill.start()
+        await self.decode.start()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        argv = command(self.prefill.url, self.decode.url, port, "--drain-timeout", str(self.drain_timeout))
+        self.process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
+        self.client = Client(port)
+        deadline = time.monotonic() + 15
+        while not await self.is_ready():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+
+    async def is_ready(self) -> bool:
+        try:
+            return (await self.client.get("/ready")).status == 200
+        except (OSError, asyncio.IncompleteReadError):
+            return False
+
+    async def stop(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+        await self.prefill.stop()
+        await self.decode.stop()
+
+
+@pytest.fixture
+async def running(request: pytest.FixtureRequest) -> AsyncIterator[Running]:
+    system = Running(getattr(request, "param", 30.0))
+    await system.start()
+    yield system
+    await system.stop()
+
+
+async def streaming(running: Running) -> asyncio.Task[Reply]:
+    """An open stream of which the first event has come."""
+    reader, writer = await running.client.open("/v1/chat/completions", CHAT)
+    while not running.decode.requests:
+        await asyncio.sleep(0.01)
+
+    async def rest() -> Reply:
+        try:
+            return await read_reply(reader)
+        finally:
+            writer.close()
+
+    return asyncio.ensure_future(rest())
+
+
+async def test_sigterm_refuses_new_turns_and_lets_streams_finish(running: Running) -> None:
+    stream = await streaming(running)
+    running.process.send_signal(signal.SIGTERM)
+    await asyncio.sleep(0.3)
+    refused = await running.client.chat()
+    assert refused.status == 503 and refused.headers["retry-after"]
+    assert (await running.client.get("/ready")).status == 503 and (await running.client.get("/health")).status == 200
+    running.go_on.set()
+    assert (await stream).body == TEXT + FINISH + DONE
+    async with asyncio.timeout(10):
+        assert await running.process.wait() == 0
+
+
+@pytest.mark.parametrize("running", [0.5], indirect=True)
+async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(running: Running) -> None:
+    stream = await streaming(running)
+    running.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(10):
+        reply = await stream
+        await running.process.wait()
+    assert reply.is_whole and reply.body.startswith(TEXT) and b'"error"' in reply.body and DONE not in reply.body

@@ -185,8 +185,8 @@ def run(lengths: Sequence[int], out: Path) -> int:
     found = results(points)
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(found, indent=2) + "\n")
-    report.plot(found, out / "ttft.png")
     say("\n" + report.table(found))
+    report.plot(found, out / "ttft.png")
     say(f"\nWrote {out / 'results.json'} and {out / 'ttft.png'}")
     faults = verdict(points)
     for fault in faults:

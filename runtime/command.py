@@ -13,6 +13,9 @@ from pathlib import Path
 
 from runtime.parameters import BY_NAME, Reader, Tunables
 
+# vLLM's CPU attention takes no other block sizes: "No common block size for 16 (CPU_ATTN: [MultipleOf(32)])", 0.29 to 0.32.
+BLOCK_MULTIPLE = 32
+
 _ROLES = {Reader.PREFILL: "kv_producer", Reader.DECODE: "kv_consumer"}
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.command import EngineSpec, argv, environment
+from runtime.command import BLOCK_MULTIPLE, EngineSpec, argv, environment
 from runtime.janitor import Janitor
 from runtime.parameters import BY_NAME, Reader, Tunables, Value, for_reader
 from runtime.process import Child
@@ -91,10 +91,15 @@ class Server(Child):
 
 class Fleet:
     def __init__(self, options: FleetOptions, say: Say = lambda _: None) -> None:
-        """Raises `FleetError` for a port that is taken, before anything is started."""
+        """Raises `FleetError`, before anything is started, for a port that is taken or a block size no CPU engine has."""
         self._options = options
         self._say = say
         self._tunables = Tunables.of({"nixl_progress_delay": _LOCAL_PROGRESS_DELAY, **options.values})
+        if self._tunables.integer("block_size") % BLOCK_MULTIPLE:
+            raise FleetError(
+                f"block_size is {self._tunables.integer('block_size')} tokens; engines on a CPU take multiples of "
+                f"{BLOCK_MULTIPLE}. hint: set {BLOCK_MULTIPLE}, 64 or 128"
+            )
         self.folder = Path(tempfile.gettempdir()) / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         """Logs and what engines would leave in /tmp; made by `start`, removed by `stop`."""
         self._janitor = Janitor(self.folder, _with_project(os.environ))

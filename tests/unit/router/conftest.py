@@ -48,7 +48,7 @@ class Client:
         return reader, writer
 
     async def post(self, path: str, body: Any, **headers: str) -> Reply:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             reader, writer = await self.open(path, body, **headers)
             try:
                 return await read_reply(reader)
@@ -99,7 +99,7 @@ class System:
 
     async def settle(self) -> None:
         """Until every engine that is up has been seen so."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not all(node.healthy for node in self.router.nodes.all):
                 await asyncio.sleep(0.01)
 

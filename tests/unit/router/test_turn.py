@@ -78,10 +78,10 @@ async def test_rep_02_an_engine_that_answers_with_a_new_id_loses_its_old_handles
 
 
 async def test_rep_03_a_handle_is_offered_only_for_its_lifetime(start: Start) -> None:
-    system = await start(handle_ttl=0.4)
+    system = await start(handle_ttl=2.0)
     await system.client.chat("c")
     await system.client.chat("c")
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(2.1)
     await system.client.chat("c")
     assert sent_handles(system) == [None, "e1", None]
 
@@ -292,7 +292,7 @@ async def test_a_retry_prefers_another_engine(start: Start) -> None:
 async def test_no_engine_left_is_a_fast_503_and_not_ready(system: System) -> None:
     assert (await system.client.get("/ready")).status == 200
     await system.decode[0].stop()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         while (await system.client.get("/ready")).status == 200:
             await asyncio.sleep(0.02)
     assert (await system.client.get("/ready")).json == {"status": "waiting", "lacking": ["decode"]}
@@ -303,7 +303,7 @@ async def test_no_engine_left_is_a_fast_503_and_not_ready(system: System) -> Non
 async def test_an_engine_that_comes_back_serves_again_and_its_old_handles_are_gone(system: System) -> None:
     await system.client.chat("c")
     await system.decode[0].stop()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         while (await system.client.get("/ready")).status == 200:
             await asyncio.sleep(0.02)
     await system.decode[0].start()
@@ -318,9 +318,10 @@ async def test_a_stranded_prefill_is_released_through_another_decode(start: Star
         node.open_requests = 1 if node.name == "decode-1" else 0
     await system.decode[0].stop()
     assert (await system.client.chat("c")).status == 200
-    await asyncio.sleep(0.1)
     assert await system.client.metric("kvr_stranded_prefills_total") == 1
-    assert await system.client.metric("kvr_released_prefills_total") == 1
+    async with asyncio.timeout(20):
+        while await system.client.metric("kvr_released_prefills_total") != 1:
+            await asyncio.sleep(0.01)
 
 
 async def leave_while(system: System, seconds: float) -> None:
@@ -335,7 +336,7 @@ async def test_rep_11_a_client_that_leaves_during_prefill_ends_prefill(system: S
 
     system.prefill[0].script = slow
     await leave_while(system, 0.2)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(5):
         await system.prefill[0].requests[0].closed.wait()
     assert not system.decode[0].requests
 
@@ -351,7 +352,7 @@ async def test_rep_11_a_client_that_leaves_mid_stream_ends_decode(system: System
     reader, writer = await system.client.open("/v1/chat/completions", CHAT | {"conversation_id": "c"})
     await reader.readuntil(TEXT)
     writer.close()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(5):
         await system.decode[0].requests[0].closed.wait()
     assert await system.client.metric("kvr_handles_stored") == 0
 
@@ -369,7 +370,7 @@ async def test_rep_24_events_are_forwarded_as_they_come(system: System) -> None:
 
     system.decode[0].script = waits
     reader, writer = await system.client.open("/v1/chat/completions", CHAT)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         await reader.readuntil(TEXT)
     was_read.set()
     await reader.readuntil(DONE)

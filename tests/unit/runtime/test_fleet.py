@@ -66,6 +66,11 @@ def test_a_fleet_that_was_only_built_leaves_nothing() -> None:
     assert folders() == before
 
 
+def test_a_block_size_that_no_cpu_engine_has_is_refused_before_anything_is_made() -> None:
+    with pytest.raises(FleetError, match="block_size is 16 .*hint: set 32"):
+        Fleet(FleetOptions(model="/nowhere", values={"block_size": 16}))
+
+
 def test_a_bad_tunable_is_named() -> None:
     with pytest.raises(ParameterError, match="block_size"):
         Fleet(FleetOptions(model="/nowhere", values={"block_size": 1}))

@@ -1,18 +1,24 @@
 #!/usr/bin/env bash
-# Writes locks/*.txt from pyproject.toml: every version and hash, one resolution for all extras, so that any of them fit in one
-# environment. Needs uv on PATH or in $UV.
+# scripts/lock.sh [--upgrade]: writes locks/*.txt from pyproject.toml: every version and hash, one resolution for all extras, so
+# that any of them fit in one environment. Keeps the locked versions that still fit, unless told to upgrade. Needs .venv's uv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-uv=${UV:-uv}
+# torch's CPU build is on no index that PyPI serves: a folder that holds the wheel, or PyTorch's own page.
+export UV_FIND_LINKS=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-https://download.pytorch.org/whl/cpu/torch/}}
+extras=(setup router local cloud dev)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
 compile() {
-    "$uv" pip compile --quiet --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --upgrade \
+    .venv/bin/uv pip compile --quiet --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate \
         --python-version 3.11 --python-platform x86_64-manylinux_2_28 "$@" pyproject.toml
 }
-# torch's CPU build is on no index that PyPI serves: a folder that holds the wheel, or PyTorch's own index.
-export UV_FIND_LINKS=${UV_FIND_LINKS:-https://download.pytorch.org/whl/cpu/torch/}
-all=$(mktemp)
-trap 'rm -f "$all"' EXIT
-compile --extra router --extra local --extra cloud --extra dev >"$all"
-for extra in router local cloud dev; do
-    compile --constraint "$all" --extra "$extra" | grep -v '^kv-roundtrip' >"locks/$extra.txt"
+
+cat locks/*.txt >"$scratch/all.txt"
+compile "$@" "${extras[@]/#/--extra=}" --output-file "$scratch/all.txt" >/dev/null
+for extra in "${extras[@]}"; do
+    compile --constraint "$scratch/all.txt" --extra "$extra" | grep -v '^kv-roundtrip' >"$scratch/$extra.txt"
+done
+for extra in "${extras[@]}"; do
+    mv "$scratch/$extra.txt" "locks/$extra.txt"
 done

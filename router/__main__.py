@@ -13,6 +13,7 @@ import uvicorn
 from router import log
 from router.app import Router
 from router.config import Settings, parse
+from router.protocol import LimitedProtocol
 
 # Above the idle time of a load balancer in front, else it writes to connections that we are closing.
 _KEEP_ALIVE = 75
@@ -34,8 +35,9 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not uvicorn's own: that one raises the signal again on the way out, and a router that did as told leaves with 0.
         if self._loop is None or self._router.draining:
-            super().handle_exit(sig, frame)
+            self.should_exit = self.force_exit = True
             return
         self._router.draining = True
         self._loop.call_soon_threadsafe(self._start_drain)
@@ -73,7 +75,7 @@ def main() -> None:
     listener = listen(settings)
     router = Router(settings)
     config = uvicorn.Config(
-        router, http="httptools", loop="uvloop", lifespan="on", log_config=None, access_log=False, server_header=False,
+        router, http=LimitedProtocol, loop="uvloop", lifespan="on", log_config=None, access_log=False, server_header=False,
         timeout_keep_alive=_KEEP_ALIVE, timeout_graceful_shutdown=5,
     )  # fmt: skip
     server = Server(config, router, settings.tunables.number("drain_timeout"))

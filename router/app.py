@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -9,21 +10,22 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi import Response as HttpResponse
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
 
 from router import conversation, errors, openai
 from router.background import Background
-from router.client import Gone, Receive, Reply, Scope, Send, header, read_body, run_until_gone
+from router.client import BrokenOff, Gone, Receive, Reply, Scope, Send, header, read_body, run_until_gone
 from router.config import Settings
 from router.errors import EngineFault, Fault
 from router.metrics import Metrics
 from router.nodes import Nodes
 from router.store import Affinity, HandleStore
 from router.turn import Pipeline, Services, Turn
-from router.upstream import Response, UpstreamError
+from router.upstream import Headers, UpstreamError
 
 logger = logging.getLogger("router")
 
@@ -32,6 +34,9 @@ _TURN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 # Everything else a client sends stays here: an engine trusts some headers, for instance to choose a data-parallel rank.
 _FORWARDED = (b"content-type", b"accept", b"authorization", b"traceparent", b"tracestate")
 _LONGEST_REQUEST_ID = 128
+
+_SERVED = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, /health, /ready and /metrics"
+_SHUTTING_DOWN = "This router is shutting down. Send the request again."
 
 
 class Router:
@@ -47,7 +52,7 @@ class Router:
         self.nodes = Nodes(settings.prefill, settings.decode, connect_timeout, self.store.drop_engine)
         self.draining = False
         self.open_requests = 0
-        self._answers: set[Response] = set()
+        self._endings: set[asyncio.Future[None]] = set()
         self._pipeline: Pipeline | None = None
         self._control = _control(self)
 
@@ -62,7 +67,7 @@ class Router:
         """Health checks and background releases live as long as this."""
         background = Background()
         self._pipeline = Pipeline(
-            Services(self.nodes, self.store, self.affinity, self.metrics, self._tunables, background, self._answers)
+            Services(self.nodes, self.store, self.affinity, self.metrics, self._tunables, background)
         )
         for node in self.nodes.all:
             background.start(self.nodes.watch(node, self._tunables.number("health_interval")))
@@ -75,9 +80,10 @@ class Router:
                 node.client.close()
 
     def break_off(self) -> None:
-        """Ends every open answer with an error event: the end of a drain."""
-        for answer in tuple(self._answers):
-            answer.abort()
+        """Ends every open request, an answer that has begun with an error event: the end of a drain."""
+        for ending in self._endings:
+            if not ending.done():
+                ending.set_result(None)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = _request_id(header(scope, b"x-request-id"))
@@ -89,17 +95,8 @@ class Router:
             await self._turn(scope, receive, reply, report)
         except Gone:
             report["outcome"] = "client left"
-        except Fault as fault:
-            await reply.answer(fault.answer)
-        except EngineFault as fault:
-            report["fault"] = str(fault)
-            await reply.end(errors.event("The answer broke off at the engine. Send the request again."))
-        except Exception:
-            logger.exception("unexpected", extra={"fields": report})
-            if reply.started:
-                await reply.end(errors.event("The router failed. Send the request again."))
-            else:
-                await reply.answer(errors.fault(500, "The router failed. Send the request again.").answer)
+        except Exception as error:
+            await self._tell(error, reply, report)
         finally:
             self.open_requests -= 1
             code = reply.status or 499
@@ -107,18 +104,42 @@ class Router:
             report |= {"status": code, "ms": round((time.monotonic() - began) * 1000, 1)}
             logger.info("turn", extra={"fields": report})
 
+    async def _tell(self, error: Exception, reply: Reply, report: dict[str, object]) -> None:
+        """The client hears of `error`: by a status while that is possible, else by an event that ends the stream."""
+        if isinstance(error, Fault):
+            fault, text = error, ""
+        elif isinstance(error, EngineFault):
+            report["fault"] = text = str(error)
+            fault, text = errors.fault(502, text), "The answer broke off at the engine. Send the request again."
+        elif isinstance(error, BrokenOff):
+            fault, text = errors.unavailable(_SHUTTING_DOWN), _SHUTTING_DOWN
+        else:
+            logger.error("unexpected", extra={"fields": report}, exc_info=error)
+            text = "The router failed. Send the request again."
+            fault = errors.fault(500, text)
+        with contextlib.suppress(Gone):
+            await (reply.end(errors.event(text)) if reply.started else reply.answer(fault.answer))
+
     async def _turn(self, scope: Scope, receive: Receive, reply: Reply, report: dict[str, object]) -> None:
         if self.draining or self._pipeline is None:
-            raise errors.unavailable("This router is shutting down. Send the request again.")
+            raise errors.unavailable(_SHUTTING_DOWN)
         body = openai.parse(await read_body(scope, receive, self._tunables.integer("max_body_bytes")))
         authorization = header(scope, b"authorization")
         named = conversation.conversation_id(body.conversation, header(scope, b"x-conversation-id"))
         key = None if named is None else conversation.Key(conversation.caller(authorization), body.model, named)
-        headers = [(name, value) for name, value in scope["headers"] if name in _FORWARDED]
-        headers.append((b"x-request-id", str(report["request_id"]).encode("latin-1")))
+        headers = [*_forwarded(scope), (b"x-request-id", str(report["request_id"]).encode("latin-1"))]
         report["conversation_id"] = named
         turn = Turn(scope["path"].encode(), body, headers, key, time.monotonic(), report)
-        await run_until_gone(self._pipeline.run(turn, reply), receive)
+        ending = asyncio.get_running_loop().create_future()
+        self._endings.add(ending)
+        try:
+            await run_until_gone(self._pipeline.run(turn, reply), receive, ending)
+        finally:
+            self._endings.discard(ending)
+
+
+def _forwarded(scope: Scope) -> Headers:
+    return [(name, value) for name, value in scope["headers"] if name in _FORWARDED]
 
 
 def _request_id(given: str | None) -> str:
@@ -143,35 +164,44 @@ def _control(router: Router) -> FastAPI:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        lacking = router.nodes.lacking()
+        lacking, engines = router.nodes.lacking(), router.nodes.counts()
         if router.draining:
-            return JSONResponse({"status": "draining"}, 503)
+            return JSONResponse({"status": "draining", "engines": engines}, 503)
         if lacking:
-            return JSONResponse({"status": "waiting", "lacking": lacking}, 503)
-        return JSONResponse({"status": "ready"})
+            return JSONResponse({"status": "waiting", "lacking": lacking, "engines": engines}, 503)
+        return JSONResponse({"status": "ready", "engines": engines})
 
     @app.get("/metrics")
     async def metrics() -> HttpResponse:
         router.metrics.stored.set(len(router.store))
         router.metrics.open_requests.set(router.open_requests)
-        for role, nodes in (("prefill", router.nodes.prefill), ("decode", router.nodes.decode)):
-            up = sum(node.healthy for node in nodes)
-            router.metrics.engines.labels(role, "up").set(up)
-            router.metrics.engines.labels(role, "down").set(len(nodes) - up)
+        for role, counts in router.nodes.counts().items():
+            for state, number in counts.items():
+                router.metrics.engines.labels(role, state).set(number)
         return HttpResponse(generate_latest(router.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
-    async def models() -> HttpResponse:
-        for node in router.nodes.decode:
-            if not node.healthy:
-                continue
-            with contextlib.suppress(UpstreamError):
-                answer = await node.client.request(b"GET", b"/v1/models", (), b"", timeout=10, idle_timeout=10)
-                try:
-                    return HttpResponse(await answer.read_all(1 << 20), answer.status, media_type="application/json")
-                finally:
-                    answer.close()
-        fault = errors.unavailable("No decode engine is ready. Try again shortly.")
-        return HttpResponse(fault.answer.body, 503, {"retry-after": "1"}, "application/json")
+    async def models(request: Request) -> HttpResponse:
+        return await _models(router, _forwarded(request.scope))
+
+    @app.exception_handler(HTTPException)
+    async def not_served(_: Request, error: HTTPException) -> HttpResponse:
+        text = f"{error.detail}. This router serves {_SERVED}."
+        body = errors.body(error.status_code, text)
+        return HttpResponse(body, error.status_code, error.headers, "application/json")
 
     return app
+
+
+async def _models(router: Router, headers: Headers) -> HttpResponse:
+    for node in router.nodes.decode:
+        if not node.healthy:
+            continue
+        with contextlib.suppress(UpstreamError):
+            answer = await node.client.request(b"GET", b"/v1/models", headers, b"", timeout=10, idle_timeout=10)
+            try:
+                return HttpResponse(await answer.read_all(1 << 20), answer.status, media_type="application/json")
+            finally:
+                answer.close()
+    fault = errors.unavailable("No decode engine is ready. Try again shortly.")
+    return HttpResponse(fault.answer.body, 503, {"retry-after": "1"}, "application/json")

@@ -9,6 +9,9 @@ from typing import Any
 KEY = "kv_transfer_params"
 KEY_BYTES = b'"kv_transfer_params"'
 
+INTERNAL = (KEY, "ec_transfer_params")
+"""Fields that make an engine open connections to addresses in them: never a client's to set."""
+
 _REQUIRED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids")
 
 # What a prefill request carries when it has no handle: vLLM's own names, with nothing to read from.
@@ -41,3 +44,9 @@ def for_prefill(handle: Handle | None) -> dict[str, Any]:
     if handle is None:
         return dict(_COLD)
     return {**handle.params, "do_remote_decode": True, "do_remote_prefill": False}
+
+
+def secrets(params: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """What of `params` must not show in text for a client."""
+    values = (params.get(name) for name in ("remote_host", "remote_engine_id", "remote_request_id"))
+    return (KEY.encode(), *(str(value).encode() for value in values if value))

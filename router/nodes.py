@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from router.upstream import Client, ConnectError, UpstreamError
+from router.handle import Handle
+from router.upstream import Client, ConnectError, NotSent, UpstreamError
 
 logger = logging.getLogger("router")
 
@@ -66,13 +67,26 @@ class Nodes:
         roles = (("prefill", self.prefill), ("decode", self.decode))
         return [role for role, nodes in roles if not any(node.healthy for node in nodes)]
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Engines up and down, by role."""
+        counts = {}
+        for role, nodes in (("prefill", self.prefill), ("decode", self.decode)):
+            up = sum(node.healthy for node in nodes)
+            counts[role] = {"up": up, "down": len(nodes) - up}
+        return counts
+
     def by_name(self, name: str) -> Node | None:
         return next((node for node in self.all if node.name == name), None)
 
+    def can_read(self, handle: Handle) -> bool:
+        """Whether the engine that holds the blocks of `handle` is there to give them."""
+        node = self.by_name(handle.node)
+        return node is not None and node.healthy
+
     def failed(self, node: Node, error: UpstreamError) -> None:
-        """A request to `node` failed; only a refused connection says that the engine itself is gone."""
-        if isinstance(error, ConnectError):
-            self._down(node, str(error))
+        """A request to `node` failed. Without a connection the node is down; only a refused one says that its blocks are gone."""
+        if isinstance(error, NotSent):
+            self._down(node, str(error), keep_handles=not isinstance(error, ConnectError))
 
     def saw_engine(self, node: Node, engine_id: str) -> None:
         """`node` answered as `engine_id`; another id than before means that it was restarted."""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from router.errors import bad_request
-from router.handle import KEY
+from router.handle import INTERNAL, KEY
 
 Fields = dict[str, msgspec.Raw]
 
@@ -23,9 +23,11 @@ _PASS_THROUGH = ("extra_body", "vllm_xargs", "extra_args")
 _NOT_FOR_PREFILL = frozenset(
     {
         "stream", "stream_options", "max_completion_tokens", "n", "best_of", "use_beam_search", "length_penalty",
-        "logprobs", "top_logprobs", "prompt_logprobs", "echo", "stop", "stop_token_ids", "ignore_eos",
+        "logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo", "stop", "stop_token_ids", "ignore_eos",
         "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-        "return_token_ids", "return_tokens_as_token_ids", "allowed_token_ids", "bad_words", "logit_bias",
+        "return_token_ids", "return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text", "return_mm_kwargs",
+        "routed_experts_prompt_start", "allowed_token_ids", "bad_words", "logit_bias", "thinking_token_budget",
+        "repetition_detection", "stream_interval",
     }
 )  # fmt: skip
 
@@ -38,20 +40,29 @@ class Body:
     model: str
     stream: bool
     conversation: object
+    is_prefillable: bool
     size: int
 
 
 def parse(raw: bytes) -> Body:
     """Raises a 400 `Fault` that says what is wrong with the body."""
     try:
-        fields = _DECODER.decode(raw)
-    except msgspec.DecodeError as error:
+        return _parse(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"The body is not a JSON object: {error}.") from None
-    fields.pop(KEY, None)
-    conversation = fields.pop("conversation_id", None)
+    except RecursionError:
+        raise bad_request("The body is nested too deeply.") from None
+
+
+def _parse(raw: bytes) -> Body:
+    raw.decode()  # The decoder below leaves values unread, and with them bytes that are no text.
+    fields = _DECODER.decode(raw)
+    conversation = _value(fields, "conversation_id")
+    for name in (*INTERNAL, "conversation_id"):
+        fields.pop(name, None)
     for name in _PASS_THROUGH:
         if name in fields:
-            fields[name] = msgspec.Raw(msgspec.json.encode(_without_key(msgspec.json.decode(fields[name]))))
+            fields[name] = _without_internal(fields[name])
     model, stream = _value(fields, "model"), _value(fields, "stream")
     if stream not in (None, True, False):
         raise bad_request("stream must be true or false.")
@@ -59,21 +70,25 @@ def parse(raw: bytes) -> Body:
         fields=fields,
         model=model if isinstance(model, str) else "",
         stream=bool(stream),
-        conversation=None if conversation is None else msgspec.json.decode(conversation),
+        conversation=conversation,
+        is_prefillable=_is_prefillable(fields),
         size=len(raw),
     )
 
 
-def skips_prefill(body: Body) -> bool:
-    """Whether one prefill can't serve the request: several prompts in one, or log-probabilities of the prompt itself."""
-    fields = body.fields
-    if _value(fields, "prompt_logprobs") is not None or _value(fields, "echo"):
-        return True
+def _is_prefillable(fields: Fields) -> bool:
+    """Whether one prefill can serve the request.
+
+    It can't for several prompts in one, for log-probabilities of the prompt itself, and for beam search, whose beams vLLM
+    runs as requests of their own, without `kv_transfer_params`.
+    """
+    if _value(fields, "prompt_logprobs") is not None or _value(fields, "echo") or _value(fields, "use_beam_search"):
+        return False
     prompt = fields.get("prompt")
     if prompt is None or not bytes(prompt).lstrip().startswith(b"["):
-        return False
+        return True
     entries = msgspec.json.decode(prompt)
-    return len(entries) != 1 and not all(isinstance(entry, int) for entry in entries)
+    return len(entries) == 1 or all(isinstance(entry, int) for entry in entries)
 
 
 def for_prefill(body: Body, params: Mapping[str, Any]) -> bytes:
@@ -103,9 +118,16 @@ def _value(fields: Fields, name: str) -> Any:
     return None if raw is None else msgspec.json.decode(raw)
 
 
-def _without_key(value: Any) -> Any:
+def _without_internal(raw: msgspec.Raw) -> msgspec.Raw:
+    """`raw` itself when no object in it has an internal field, however its name is escaped."""
+    value = msgspec.json.decode(raw)
+    cleaned = _cleaned(value)
+    return raw if cleaned == value else msgspec.Raw(msgspec.json.encode(cleaned))
+
+
+def _cleaned(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_key(inner) for key, inner in value.items() if key != KEY}
+        return {key: _cleaned(inner) for key, inner in value.items() if key not in INTERNAL}
     if isinstance(value, list):
-        return [_without_key(inner) for inner in value]
+        return [_cleaned(inner) for inner in value]
     return value

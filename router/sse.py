@@ -16,18 +16,22 @@ _BORDER = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 _LINE = re.compile(rb"\r\n|\n|\r")
 _LONGEST_BORDER = 4
 
-LIMIT = 8 * 1024 * 1024
+LIMIT = 1024 * 1024
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class TooLong(ValueError):
-    """An event longer than `LIMIT` bytes; whether it holds an internal field can't be told."""
+    """An event longer than `LIMIT` bytes that seems to hold the hidden field: it can neither pass nor be cleaned."""
 
 
 class Splitter:
-    def __init__(self) -> None:
+    """Cuts a stream at the borders of events. An event above `LIMIT` bytes comes out in parts, none with `hidden` in it."""
+
+    def __init__(self, hidden: bytes) -> None:
+        self._hidden = hidden
         self._buffer = bytearray()
+        self._is_in_long = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """The events that `data` completes, each with its closing empty line. Raises `TooLong`."""
@@ -36,18 +40,32 @@ class Splitter:
         events = []
         taken = 0
         for border in _BORDER.finditer(self._buffer, start):
-            events.append(bytes(self._buffer[taken : border.end()]))
+            events.append(self._checked(bytes(self._buffer[taken : border.end()])))
+            self._is_in_long = False
             taken = border.end()
         del self._buffer[:taken]
-        if len(self._buffer) > LIMIT:
-            raise TooLong
+        if len(self._buffer) > (0 if self._is_in_long else LIMIT):
+            events.append(self._long_part())
         return events
 
     def rest(self) -> bytes:
-        """What followed the last whole event when the stream ended."""
-        rest = bytes(self._buffer)
+        """What followed the last whole event when the stream ended. Raises `TooLong`."""
+        rest = self._checked(bytes(self._buffer))
         self._buffer.clear()
         return rest
+
+    def _long_part(self) -> bytes:
+        """All that can leave of a long event now: a border or `hidden` may begin in the bytes that stay."""
+        self._is_in_long = True
+        end = max(0, len(self._buffer) - max(len(self._hidden), _LONGEST_BORDER))
+        part = self._checked(bytes(self._buffer))[:end]
+        del self._buffer[:end]
+        return part
+
+    def _checked(self, part: bytes) -> bytes:
+        if self._is_in_long and self._hidden in part:
+            raise TooLong
+        return part
 
 
 def data(event: bytes) -> bytes:
@@ -60,6 +78,14 @@ def data(event: bytes) -> bytes:
     return b"\n".join(lines)
 
 
+def fields(event: bytes) -> dict[str, Any] | None:
+    """The event's JSON object, None when its data is something else."""
+    try:
+        return msgspec.json.decode(data(event), type=dict[str, Any])
+    except msgspec.DecodeError:
+        return None
+
+
 def without_field(event: bytes, name: str) -> tuple[bytes, dict[str, Any] | None]:
     """(`event` without the top-level field `name`, the event's fields) or (`event`, None) when it does not have it.
 
@@ -69,16 +95,16 @@ def without_field(event: bytes, name: str) -> tuple[bytes, dict[str, Any] | None
     if f'"{name}"'.encode() not in event:
         return event, None
     try:
-        fields = _FIELDS.decode(data(event))
+        raw = _FIELDS.decode(data(event))
     except msgspec.DecodeError:
         return event, None
-    if name not in fields:
+    if name not in raw:
         return event, None
-    decoded: dict[str, Any] = {key: msgspec.json.decode(value) for key, value in fields.items()}
-    del fields[name]
+    decoded: dict[str, Any] = {key: msgspec.json.decode(value) for key, value in raw.items()}
+    del raw[name]
     if decoded.get("choices") == [] and not decoded.get("usage"):
         return b"", decoded
-    return _rebuilt(event, msgspec.json.encode(fields)), decoded
+    return _rebuilt(event, msgspec.json.encode(raw)), decoded
 
 
 def _rebuilt(event: bytes, payload: bytes) -> bytes:

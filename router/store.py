@@ -31,14 +31,17 @@ class HandleStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def take(self, key: Key, now: float) -> Handle | None:
-        """The handle, which is gone from the store from here on."""
+    def take(self, key: Key, now: float, is_usable: Callable[[Handle], bool] = lambda _: True) -> Handle | None:
+        """The handle, which is gone from the store from here on. `is_usable` tells whether its engine can still be read."""
         entry = self._entries.pop(key, None)
         if entry is None:
             self._count("missed", 1)
             return None
         if entry.expires <= now:
             self._count("expired", 1)
+            return None
+        if not is_usable(entry.handle):
+            self._count("engine_gone", 1)
             return None
         self._count("taken", 1)
         return entry.handle

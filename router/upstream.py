@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -32,6 +33,14 @@ class NotSent(UpstreamError):
 
 class ConnectError(NotSent):
     """Nothing listens there: the engine's process is gone, and its blocks with it."""
+
+
+@dataclass(slots=True)
+class Delivery:
+    """How far a request got; told also when it fails or is cancelled."""
+
+    sent: bool = False
+    """Whether the engine may know of the request."""
 
 
 class _Connection(asyncio.Protocol):
@@ -84,6 +93,10 @@ class _Connection(asyncio.Protocol):
         self._notify()
 
     # httptools
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise UpstreamError("bytes after the end of the answer")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
 
@@ -190,10 +203,6 @@ class Response:
     def close(self) -> None:
         self._client.give_back(self._connection)
 
-    def abort(self) -> None:
-        """Breaks the response off, wherever it is; a reader gets `UpstreamError`."""
-        self._connection.abort()
-
 
 class Client:
     """Requests to one engine at `url` (http://host:port)."""
@@ -215,29 +224,43 @@ class Client:
         return (self._authority, self._host.encode())
 
     async def request(
-        self, method: bytes, path: bytes, headers: Headers, body: bytes, *, timeout: float, idle_timeout: float
+        self,
+        method: bytes,
+        path: bytes,
+        headers: Headers,
+        body: bytes,
+        *,
+        timeout: float,
+        idle_timeout: float,
+        delivery: Delivery | None = None,
+        is_repeatable: bool = True,
     ) -> Response:
-        """Returns when the status and headers are there, within `timeout` seconds. Raises `UpstreamError`."""
+        """Returns when the status and headers are there, within `timeout` seconds. Raises `UpstreamError`.
+
+        An engine may close an idle connection just as a request goes out on it, which looks the same as an engine that
+        failed with the request. One that `is_repeatable` is then sent again, once, on a fresh connection.
+        """
         head = [b"%s %s%s HTTP/1.1\r\nhost: %s\r\n" % (method, self._path, path, self._authority)]
         head += [b"%s: %s\r\n" % header for header in headers]
         head.append(b"content-length: %d\r\n\r\n" % len(body))
         request = b"".join(head) + body
         try:
             async with asyncio.timeout(timeout):
-                return Response(self, await self._exchange(request), idle_timeout)
+                connection = await self._exchange(request, delivery or Delivery(), is_repeatable)
+                return Response(self, connection, idle_timeout)
         except TimeoutError:
             raise UpstreamError(f"no answer within {timeout:g} s") from None
 
-    async def _exchange(self, request: bytes) -> _Connection:
+    async def _exchange(self, request: bytes, delivery: Delivery, is_repeatable: bool) -> _Connection:
         connection, is_pooled = await self._connection()
         try:
+            delivery.sent = True
             connection.send(request)
             try:
                 await connection.wait_headers()
             except UpstreamError:
-                if not is_pooled or connection.any_byte:
+                if not (is_pooled and is_repeatable) or connection.any_byte:
                     raise
-                # A pooled connection may have died while idle; the engine has not seen the request then.
                 connection.abort()
                 connection = await self._connect()
                 connection.send(request)

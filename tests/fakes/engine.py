@@ -64,7 +64,7 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.port = 0
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
+        self._open: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
 
     @property
     def url(self) -> str:
@@ -82,19 +82,23 @@ class FakeEngine:
         """As a killed process: the listener is gone and every connection breaks."""
         if self._server is not None:
             self._server.close()
-        for writer in tuple(self._open):
+        serving = dict(self._open)
+        for writer, task in serving.items():
             writer.transport.abort()
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*(task for task in serving.values() if task is not None))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
+        self._open[writer] = asyncio.current_task()
         try:
             while True:
                 request = await self._read(reader)
                 await self._answer(request, reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            self._open.discard(writer)
+            del self._open[writer]
             writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> Request:

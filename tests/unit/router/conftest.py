@@ -11,11 +11,17 @@ from typing import Any
 
 import pytest
 import uvicorn
+from hypothesis import settings
 
 from router.app import Router
 from router.config import Settings
+from router.protocol import LimitedProtocol
 from runtime.parameters import Tunables
 from tests.fakes.engine import FakeEngine, decode_script, prefill_script
+
+# Examples get no time limit: on a machine that runs engines beside the tests it fails by chance.
+settings.register_profile("router", deadline=None)
+settings.load_profile("router")
 
 
 @dataclass
@@ -124,7 +130,9 @@ async def start() -> AsyncIterator[Start]:
         tunables = Tunables.of({"health_interval": 0.1, "connect_timeout": 1.0, **values})
         router = Router(Settings(urls[0], urls[1], "127.0.0.1", 0, tunables))
         listener = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(router, http="httptools", lifespan="on", log_config=None, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            router, http=LimitedProtocol, lifespan="on", log_config=None, timeout_graceful_shutdown=1
+        )
         server = uvicorn.Server(config)
         serving = asyncio.ensure_future(server.serve([listener]))
 

@@ -33,6 +33,7 @@ EVIL = {
         {"max_tokens": None},
         {"n": 4},
         {"logprobs": True, "top_logprobs": 3},
+        {"logprobs": True, "logprob_token_ids": [1, 2]},
         {"tools": TOOLS, "tool_choice": "required"},
         {"response_format": SCHEMA},
         {"stop": ["."], "temperature": 0.5, "seed": 7, "chat_template_kwargs": {"enable_thinking": False}},
@@ -54,6 +55,7 @@ async def test_rep_20_prefill_makes_one_token_and_decode_gets_the_clients_fields
         "n",
         "logprobs",
         "top_logprobs",
+        "logprob_token_ids",
         "response_format",
         "stop",
     )
@@ -79,6 +81,7 @@ async def test_rep_20_decode_gets_the_clients_own_bytes(system: System) -> None:
         {"prompt": "a", "echo": True, "logprobs": 1},
         {"prompt": ["a", "b"]},
         {"prompt": [[1, 2], [3]]},
+        {"prompt": "a", "use_beam_search": True, "n": 2},
     ],
 )
 async def test_what_one_prefill_cannot_serve_goes_to_decode_alone(system: System, fields: dict[str, Any]) -> None:
@@ -99,6 +102,7 @@ async def test_a_single_prompt_goes_through_prefill(system: System, prompt: Any)
     "fields",
     [
         {"kv_transfer_params": EVIL},
+        {"ec_transfer_params": EVIL},
         {"extra_body": {"kv_transfer_params": EVIL}},
         {"vllm_xargs": {"kv_transfer_params": EVIL, "mine": 1}},
         {"extra_args": {"deeper": [{"kv_transfer_params": EVIL}]}},
@@ -138,6 +142,12 @@ async def test_rep_05_an_escaped_name_is_the_same_name(system: System) -> None:
     )
     assert (await system.client.post("/v1/chat/completions", raw.encode())).status == 200
     assert b"203.0.113.9" not in system.prefill[0].requests[0].raw + system.decode[0].requests[0].raw
+
+
+async def test_pass_through_objects_without_an_internal_field_keep_their_bytes(system: System) -> None:
+    raw = b'{"model":"m","messages":[],"vllm_xargs":{ "a":1.0e0,"b":"\\u00e9" }}'
+    await system.client.post("/v1/chat/completions", raw)
+    assert system.decode[0].requests[0].raw.startswith(raw[:-1] + b',"kv_transfer_params":')
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from router.config import parse
+from runtime.parameters import BY_NAME
 from tests.fakes.engine import DONE, FINISH, TEXT, FakeEngine, Request, Wire, prefill_script
 from tests.unit.router.conftest import Client, Reply, read_reply
 
@@ -36,12 +38,28 @@ def run(*more: str) -> tuple[int, str]:
         (["--max-attempts", "9"], "set 1 to 5"),
         (["--log-level", "loud"], "debug or info"),
         (["--decode", "not-a-url"], "http://HOST:PORT"),
+        (["--port", "70000"], "set 0 to 65535"),
+        (["--handle-tll", "3"], "unrecognized arguments: --handle-tll"),
     ],
 )  # fmt: skip
-def test_a_bad_option_is_one_line_with_the_fix(more: list[str], says: str) -> None:
-    code, said = run(*more)
-    assert code == 2 and says in said.splitlines()[-1]
-    assert "Traceback" not in said
+def test_a_bad_option_is_one_line_with_the_fix(more: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(command("http://127.0.0.1:9", "http://127.0.0.1:9", 0, *more)[3:], {})
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and says in said and said.count("\n") == 1
+
+
+def test_a_bad_option_ends_the_process_with_2() -> None:
+    code, said = run("--handle-ttl", "480")
+    assert code == 2 and said.count("\n") == 1 and "set handle_ttl below 480" in said
+
+
+def test_a_flag_goes_before_the_environment_and_that_before_the_default() -> None:
+    urls = ["--prefill", "http://127.0.0.1:9", "--decode", "http://127.0.0.1:9"]
+    environ = {"KVR_HANDLE_TTL": "7", "KVR_MAX_ATTEMPTS": "3"}
+    tunables = parse([*urls, "--max-attempts", "4"], environ).tunables
+    assert (tunables.number("handle_ttl"), tunables.integer("max_attempts")) == (7, 4)
+    assert tunables.number("prefill_timeout") == BY_NAME["prefill_timeout"].default
 
 
 def test_a_taken_port_is_named() -> None:
@@ -137,3 +155,21 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(running
         reply = await stream
         await running.process.wait()
     assert reply.is_whole and reply.body.startswith(TEXT) and b'"error"' in reply.body and DONE not in reply.body
+    assert running.process.returncode == 0
+
+
+@pytest.mark.parametrize("running", [0.3], indirect=True)
+async def test_a_turn_that_waits_for_prefill_when_the_drain_ends_gets_a_503(running: Running) -> None:
+    async def hangs(request: Request, _: Wire) -> None:
+        await request.closed.wait()
+
+    running.prefill.script = hangs
+    waiting = asyncio.ensure_future(running.client.chat())
+    while not running.prefill.requests:
+        await asyncio.sleep(0.01)
+    running.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(60):
+        reply = await waiting
+        assert await running.process.wait() == 0
+    assert reply.status == 503 and reply.headers["retry-after"]
+    assert running.prefill.requests[0].closed.is_set()

@@ -2,10 +2,11 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router import sse
+from router.handle import KEY_BYTES
 from tests.fakes.engine import DONE, FINISH, TEXT, handle, with_field
 
 FIELD = "kv_transfer_params"
@@ -18,7 +19,7 @@ STREAM = st.lists(
 
 
 def split(data: bytes, sizes: list[int]) -> list[bytes]:
-    splitter, events, position = sse.Splitter(), [], 0
+    splitter, events, position = sse.Splitter(KEY_BYTES), [], 0
     for size in sizes:
         events += splitter.feed(data[position : position + size])
         position += size
@@ -99,8 +100,30 @@ def test_a_chunk_that_said_nothing_else_goes_whole() -> None:
     assert sse.without_field(with_field(with_usage, handle()), FIELD)[0] == with_usage
 
 
-def test_an_event_without_end_is_refused_not_kept_for_ever() -> None:
-    splitter = sse.Splitter()
+@given(st.integers(0, 200), st.lists(st.integers(1, 100_000), max_size=40))
+@settings(max_examples=10)
+def test_a_long_event_passes_in_parts_and_the_next_is_whole_again(extra: int, sizes: list[int]) -> None:
+    long = b"data: " + b"x" * (sse.LIMIT * 2 + extra) + b"\r\n\r\n"
+    events = split(long + TEXT + DONE, sizes)
+    assert b"".join(events) == long + TEXT + DONE
+    assert [event for event in events if event][-2:] == [TEXT, DONE]
+
+
+def test_of_a_long_event_only_a_little_is_kept() -> None:
+    splitter = sse.Splitter(KEY_BYTES)
+    out = 0
+    for count in range(1, 100):
+        out += sum(map(len, splitter.feed(b"x" * 65536)))
+        assert count * 65536 - out <= sse.LIMIT
+    assert 99 * 65536 - out < 100
+
+
+@pytest.mark.parametrize("at", [sse.LIMIT - 5, sse.LIMIT + 70_000])
+def test_a_long_event_with_the_field_is_refused_before_a_byte_of_it_leaves(at: int) -> None:
+    event = b"data: {" + b" " * at + KEY_BYTES + b":1"
+    splitter = sse.Splitter(KEY_BYTES)
+    out = []
     with pytest.raises(sse.TooLong):
-        for _ in range(sse.LIMIT // 65536 + 1):
-            splitter.feed(b"x" * 65536)
+        for start in range(0, len(event) + 65536, 65536):
+            out += splitter.feed(event[start : start + 65536].ljust(65536))
+    assert KEY_BYTES[:5] not in b"".join(out)

@@ -130,6 +130,60 @@ async def test_rep_09_where_the_handle_may_stand(system: System, events: list[by
         assert await system.client.metric("kvr_handles_total", fate=fate) > before
 
 
+@pytest.mark.parametrize(
+    "end", [b'data: {"error":{"message":"x","code":500}}\n\n', FINISH.replace(b'"stop"', b'"abort"')]
+)
+async def test_rep_09_a_bad_end_spoils_a_handle_on_another_event(system: System, end: bytes) -> None:
+    carrier = with_field(b'data: {"id":"c","choices":[]}\n\n', handle())
+    system.decode[0].script = decode_script(events=[TEXT, end, carrier, DONE])
+    assert (await system.client.chat("c")).body == TEXT + end + DONE
+    assert await system.client.metric("kvr_handles_total", fate="stored") == 0
+
+
+async def test_rep_09_the_word_error_in_a_text_spoils_nothing(system: System) -> None:
+    event = TEXT.replace(b'"hi"', b'"error"')
+    system.decode[0].script = decode_script(events=[event, with_field(FINISH, handle()), DONE])
+    assert (await system.client.chat("c")).body == event + FINISH + DONE
+    assert await system.client.metric("kvr_handles_total", fate="stored") == 1
+
+
+async def test_a_handle_of_an_engine_that_is_down_has_one_fate(system: System) -> None:
+    await system.client.chat("c")
+    system.router.nodes.decode[0].engine_id = None  # as after a restart that only /health told of
+    await system.decode[0].stop()
+    await system.client.chat("c")
+    async with asyncio.timeout(20):
+        while (await system.client.get("/ready")).status == 200:
+            await asyncio.sleep(0.02)
+    await system.client.chat("c")
+    fates = {fate: await system.client.metric("kvr_handles_total", fate=fate) for fate in ("taken", "engine_gone")}
+    assert sum(fates.values()) == await system.client.metric("kvr_handles_total", fate="stored") == 1
+
+
+async def test_the_first_token_is_not_a_comment(system: System) -> None:
+    async def waits(_: Request, wire: Wire) -> None:
+        await wire.start_stream()
+        await wire.part(b": keep-alive\n\n")
+        await asyncio.sleep(0.3)
+        await wire.part(TEXT + DONE)
+        await wire.end_stream()
+
+    system.decode[0].script = waits
+    assert (await system.client.chat()).body == b": keep-alive\n\n" + TEXT + DONE
+    assert await system.client.metric("kvr_ttft_seconds_sum", reuse="cold") >= 0.3
+    assert await system.client.metric("kvr_ttft_seconds_count") == 1
+
+
+async def test_an_event_too_long_to_clean_ends_the_stream(system: System) -> None:
+    long = with_field(TEXT.replace(b"hi", b"x" * (2 << 20)), handle())
+    halves = [TEXT, long[: 1 << 20], long[1 << 20 :], DONE]
+    system.decode[0].script = decode_script(events=halves)
+    reply = await system.client.chat("c")
+    assert reply.is_whole and DONE not in reply.body and b"10.0.9.2" not in reply.body
+    assert b'"error"' in reply.body
+    assert await system.client.metric("kvr_handles_total", fate="stored") == 0
+
+
 async def test_rep_09_an_aborted_turn_leaves_no_handle(system: System) -> None:
     async def dies(_: Request, wire: Wire) -> None:
         await wire.start_stream()
@@ -295,7 +349,11 @@ async def test_no_engine_left_is_a_fast_503_and_not_ready(system: System) -> Non
     async with asyncio.timeout(20):
         while (await system.client.get("/ready")).status == 200:
             await asyncio.sleep(0.02)
-    assert (await system.client.get("/ready")).json == {"status": "waiting", "lacking": ["decode"]}
+    assert (await system.client.get("/ready")).json == {
+        "status": "waiting",
+        "lacking": ["decode"],
+        "engines": {"prefill": {"up": 1, "down": 0}, "decode": {"up": 0, "down": 1}},
+    }
     reply = await system.client.chat("c")
     assert reply.status == 503 and reply.headers["retry-after"] and "decode" in reply.json["error"]["message"]
 
@@ -408,6 +466,9 @@ async def test_rep_36_no_client_sees_where_an_engine_is(system: System) -> None:
     address = f"127.0.0.1:{system.decode[0].port}"
     system.decode[0].script = lambda _, wire: answers(wire, 400, {"error": {"message": f"at {address}"}})
     seen.append(await system.client.chat("c"))
+    system.decode[0].script = lambda _, wire: answers(wire, 400, {"error": {"message": "block of rp refused by p1"}})
+    seen.append(await system.client.chat("c"))
+    assert b"p1" not in seen[-1].body and seen[-1].json["error"]["message"]
     await system.decode[0].stop()
     seen += [await system.client.chat("c"), await system.client.get("/metrics"), await system.client.get("/ready")]
     for reply in seen:

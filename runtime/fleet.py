@@ -22,12 +22,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from runtime.command import BLOCK_MULTIPLE, EngineSpec, argv, environment
 from runtime.janitor import Janitor
 from runtime.parameters import BY_NAME, Reader, Tunables, Value, for_reader
 from runtime.process import Child
+
+PLUGIN_GROUP = "vllm.general_plugins"
+PLUGINS = frozenset({"kv_roundtrip_streaming", "kv_roundtrip_progress"})
 
 _PREFIX = "kv-roundtrip-"
 _START_LIMIT = 300.0
@@ -140,6 +144,8 @@ class Fleet:
 
     def start(self) -> None:
         """Starts all, engines side by side; returns when the router can serve a turn. Raises `FleetError`."""
+        if not self._options.stock_connector:
+            _require_plugins()
         _remove_stale()
         self.folder.mkdir(mode=0o700)
         for server in self.engines:
@@ -230,6 +236,16 @@ def _with_project(environ: Mapping[str, str]) -> dict[str, str]:
     """The children find our packages whatever folder the parent runs in."""
     path = os.pathsep.join(part for part in (str(_PROJECT), environ.get("PYTHONPATH")) if part)
     return {**environ, "PYTHONPATH": path}
+
+
+def _require_plugins() -> None:
+    """vLLM goes without a plugin that it does not find: streams would carry no handle and idle engines would spin."""
+    missing = PLUGINS - {plugin.name for plugin in entry_points(group=PLUGIN_GROUP)}
+    if missing:
+        raise FleetError(
+            f"vLLM would not find our plugins {', '.join(sorted(missing))}: this project is not installed in {sys.prefix}. "
+            "hint: run scripts/setup.sh local"
+        )
 
 
 def require_free(port: int) -> None:

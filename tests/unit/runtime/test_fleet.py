@@ -2,13 +2,16 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from runtime import fleet as fleet_module
 from runtime.fleet import Fleet, FleetError, FleetOptions, require_free
 from runtime.parameters import ParameterError
 from tests.unit.runtime.children import SLOW, STUBBORN, environment, is_alive, python, until
@@ -16,6 +19,7 @@ from tests.unit.runtime.children import SLOW, STUBBORN, environment, is_alive, p
 # A real router whose engines never answer: it waits until it is told to end.
 WAITING = """
 import sys, time
+from runtime import fleet as fleet_module
 from runtime.fleet import Fleet, FleetOptions
 from runtime.local import interrupt_on_signals
 interrupt_on_signals()
@@ -67,13 +71,30 @@ def test_a_fleet_that_was_only_built_leaves_nothing() -> None:
 
 
 def test_a_block_size_that_no_cpu_engine_has_is_refused_before_anything_is_made() -> None:
-    with pytest.raises(FleetError, match="block_size is 16 .*hint: set 32"):
+    with pytest.raises(FleetError, match=r"block_size is 16 .*hint: set 32"):
         Fleet(FleetOptions(model="/nowhere", values={"block_size": 16}))
 
 
 def test_a_bad_tunable_is_named() -> None:
     with pytest.raises(ParameterError, match="block_size"):
         Fleet(FleetOptions(model="/nowhere", values={"block_size": 1}))
+
+
+def test_the_plugins_asked_for_are_those_of_the_project() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert set(project["entry-points"][fleet_module.PLUGIN_GROUP]) == fleet_module.PLUGINS
+
+
+def test_a_project_that_is_not_installed_is_an_error_not_a_slow_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = folders()
+    fleet = Fleet(FleetOptions(model="/nowhere"))
+    monkeypatch.setattr(sys, "path", [])
+    with (
+        pytest.raises(FleetError, match=r"kv_roundtrip_streaming: this project is not installed .*setup\.sh local"),
+        fleet,
+    ):
+        pass
+    assert folders() == before
 
 
 def test_an_engine_that_cannot_start_is_reported_with_its_last_lines() -> None:

@@ -109,8 +109,9 @@ class Router:
         if isinstance(error, Fault):
             fault, text = error, ""
         elif isinstance(error, EngineFault):
-            report["fault"] = text = str(error)
-            fault, text = errors.fault(502, text), "The answer broke off at the engine. Send the request again."
+            report["fault"] = str(error)
+            text = "The answer broke off at the engine. Send the request again."
+            fault = errors.fault(502, text)
         elif isinstance(error, BrokenOff):
             fault, text = errors.unavailable(_SHUTTING_DOWN), _SHUTTING_DOWN
         else:

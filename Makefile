@@ -36,5 +36,6 @@ synth: ## write the CloudFormation templates to cdk.out; needs no AWS account
 	CDK_OUTDIR=cdk.out $(python) app.py
 	@ls cdk.out/*.template.json
 
-lock: ## write locks/*.txt again from pyproject.toml; needs uv
-	scripts/lock.sh
+lock: ## write locks/*.txt again from pyproject.toml; ARGS=--upgrade takes the newest versions
+	@scripts/setup.sh
+	scripts/lock.sh $(ARGS)

@@ -267,12 +267,26 @@ def _free_ports(number: int, wanted: list[int]) -> Iterator[list[int]]:
                 raise FleetError(
                     f"port {port} can't be used: {error.strerror}. hint: stop what listens there or choose another --port"
                 ) from None
-        ports = []
-        for _ in range(number):
+        ports: list[int] = []
+        for port in _fixed_ports():
+            if len(ports) == number:
+                break
             listener = held.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(listener.getsockname()[1])
+            with contextlib.suppress(OSError):
+                listener.bind(("127.0.0.1", port))
+                ports.append(port)
         yield ports
+
+
+def _fixed_ports(setting: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> list[int]:
+    """Ports that the kernel gives to no outgoing connection, in random order.
+
+    An engine binds its ports half a minute after they were chosen; a free one of the kernel's range may be gone by then.
+    """
+    first = int(setting.read_text().split()[0])
+    ports = list(range(max(1_024, first - 16_384), first))
+    secrets.SystemRandom().shuffle(ports)
+    return ports
 
 
 @contextlib.contextmanager

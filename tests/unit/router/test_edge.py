@@ -73,7 +73,9 @@ async def test_a_body_that_does_not_come_gets_408(system: System, monkeypatch: p
     writer.transport.abort()
 
 
-async def test_a_client_that_takes_nothing_holds_no_engine(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_takes_nothing_holds_no_engine(
+    system: System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(client_side, "_LONGEST_SILENCE", 0.3)
     sent = 0
 
@@ -92,6 +94,7 @@ async def test_a_client_that_takes_nothing_holds_no_engine(system: System, monke
         await system.decode[0].requests[0].closed.wait()
     # What fits into the sockets' own buffers, not all that decode could make in this time.
     assert sent < 64 * 1024 * 1024
+    assert not [record for record in caplog.records if record.name == "router" and record.levelname == "ERROR"]
     writer.transport.abort()
 
 

@@ -184,6 +184,27 @@ async def test_an_event_too_long_to_clean_ends_the_stream(system: System) -> Non
     assert await system.client.metric("kvr_handles_total", fate="stored") == 0
 
 
+async def test_rep_09_a_turn_without_a_handle_leaves_none_of_a_turn_beside_it(system: System) -> None:
+    go_on = asyncio.Event()
+
+    async def waits(_: Request, wire: Wire) -> None:
+        await wire.start_stream()
+        await go_on.wait()
+        await wire.part(TEXT + FINISH + DONE)
+        await wire.end_stream()
+
+    system.decode[0].script = waits
+    beside = asyncio.ensure_future(system.client.chat("c"))
+    while not system.decode[0].requests:
+        await asyncio.sleep(0.01)
+    system.decode[0].script = decode_script()
+    await system.client.chat("c")
+    go_on.set()
+    await beside
+    await system.client.chat("c")
+    assert sent_handles(system) == [None, None, None]
+
+
 async def test_rep_09_an_aborted_turn_leaves_no_handle(system: System) -> None:
     async def dies(_: Request, wire: Wire) -> None:
         await wire.start_stream()
@@ -416,22 +437,23 @@ async def test_rep_11_a_client_that_leaves_mid_stream_ends_decode(system: System
 
 
 async def test_rep_24_events_are_forwarded_as_they_come(system: System) -> None:
-    """A router that waits for more before it forwards the first event never ends this test."""
-    was_read = asyncio.Event()
+    """A router that waits for more before it forwards an event never ends this test."""
+    read = asyncio.Queue[bytes]()
+    events = [TEXT, TEXT.replace(b"hi", b"there"), with_field(FINISH, handle()), DONE]
 
     async def waits(_: Request, wire: Wire) -> None:
         await wire.start_stream()
-        await wire.part(TEXT)
-        await was_read.wait()
-        await wire.part(with_field(FINISH, handle()) + DONE)
+        for event in events:
+            await wire.part(event)
+            await read.get()
         await wire.end_stream()
 
     system.decode[0].script = waits
     reader, writer = await system.client.open("/v1/chat/completions", CHAT)
     async with asyncio.timeout(20):
-        await reader.readuntil(TEXT)
-    was_read.set()
-    await reader.readuntil(DONE)
+        for event in (events[0], events[1], FINISH, DONE):
+            await reader.readuntil(event)
+            read.put_nowait(event)
     writer.close()
 
 

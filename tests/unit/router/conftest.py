@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import uvicorn
 from hypothesis import settings
+from uvicorn.server import ServerState
 
 from router.app import Router
 from router.config import Settings
@@ -113,43 +114,49 @@ class System:
 Start = Callable[..., Awaitable[System]]
 
 
+@asynccontextmanager
+async def serving(router: Router) -> AsyncIterator[int]:
+    """`router` on a port of its own, with uvicorn's protocol as in production.
+
+    Without uvicorn's server, which looks ten times a second whether it should stop; test_main has the whole.
+    """
+    config = uvicorn.Config(router, http=LimitedProtocol, log_config=None, timeout_keep_alive=75)
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    async with router.running():
+        server = await loop.create_server(lambda: LimitedProtocol(config, state, {}), "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for connection in tuple(state.connections):
+                connection.transport.abort()  # type: ignore[union-attr]
+            await asyncio.gather(*state.tasks, return_exceptions=True)
+
+
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
     """`await start(prefill=1, decode=1, **tunables)` gives a running `System`."""
-    stops: list[Callable[[], Awaitable[None]]] = []
+    async with AsyncExitStack() as stack:
 
-    async def started(prefill: int = 1, decode: int = 1, **values: Any) -> System:
-        fakes = [
-            [FakeEngine(prefill_script) for _ in range(prefill)],
-            [FakeEngine(decode_script()) for _ in range(decode)],
-        ]
-        for engine in [*fakes[0], *fakes[1]]:
-            await engine.start()
-            stops.append(engine.stop)
-        urls = [tuple(engine.url for engine in role) for role in fakes]
-        tunables = Tunables.of({"health_interval": 0.1, "connect_timeout": 1.0, **values})
-        router = Router(Settings(urls[0], urls[1], "127.0.0.1", 0, tunables))
-        listener = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            router, http=LimitedProtocol, lifespan="on", log_config=None, timeout_graceful_shutdown=1
-        )
-        server = uvicorn.Server(config)
-        serving = asyncio.ensure_future(server.serve([listener]))
+        async def started(prefill: int = 1, decode: int = 1, **values: Any) -> System:
+            fakes = [
+                [FakeEngine(prefill_script) for _ in range(prefill)],
+                [FakeEngine(decode_script()) for _ in range(decode)],
+            ]
+            for engine in [*fakes[0], *fakes[1]]:
+                await engine.start()
+                stack.push_async_callback(engine.stop)
+            urls = [tuple(engine.url for engine in role) for role in fakes]
+            tunables = Tunables.of({"health_interval": 0.1, "connect_timeout": 1.0, **values})
+            router = Router(Settings(urls[0], urls[1], "127.0.0.1", 0, tunables))
+            port = await stack.enter_async_context(serving(router))
+            system = System(fakes[0], fakes[1], router, Client(port))
+            await system.settle()
+            return system
 
-        async def stop() -> None:
-            server.should_exit = True
-            await serving
-
-        stops.append(stop)
-        system = System(fakes[0], fakes[1], router, Client(listener.getsockname()[1]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        await system.settle()
-        return system
-
-    yield started
-    for stop in reversed(stops):
-        await stop()
+        yield started
 
 
 @pytest.fixture

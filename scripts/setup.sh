@@ -11,9 +11,11 @@ stamp=.venv/setup-stamp
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
+is_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+
 find_python() {
     python=${PYTHON:-python3.11}
-    "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null ||
+    is_311 "$python" ||
         fail "$python is not a Python 3.11. hint: apt-get install python3.11-venv, or set PYTHON to one"
     "$python" -c 'import ensurepip' 2>/dev/null ||
         fail "$python has no venv module. hint: apt-get install python3.11-venv"
@@ -21,7 +23,7 @@ find_python() {
 
 digest() { sha256sum | cut -c1-16; }
 # A moved checkout needs a new environment: the project is installed by its path.
-base() { echo "base $({ echo "$PWD"; "$python" -V; cat locks/setup.txt; } | digest)"; }
+base() { echo "base $({ echo "$PWD"; cat locks/setup.txt; } | digest)"; }
 of_extra() { echo "$1 $(digest <"locks/$1.txt")"; }
 of_project() { echo "project $(digest <pyproject.toml)"; }
 # What is begun and not finished stays in the stamp as `begun`, which no check accepts.
@@ -30,7 +32,7 @@ finish() { sed -i "/^begun$/d; /^${1%% *} /d" "$stamp" && echo "$1" >>"$stamp"; 
 is_done() { grep -qxF "$1" "$stamp" 2>/dev/null; }
 
 is_sound() {
-    is_done "$(base)" && ! is_done begun && .venv/bin/python -c '' 2>/dev/null || return 1
+    is_done "$(base)" && ! is_done begun && is_311 .venv/bin/python || return 1
     local extra
     for extra in setup router local cloud dev; do
         ! grep -q "^$extra " "$stamp" || is_done "$(of_extra "$extra")" || return 1
@@ -51,6 +53,7 @@ uv() {
 }
 
 make_venv() {
+    find_python
     say "making .venv"
     "$python" -m venv --clear .venv
     begin
@@ -72,7 +75,7 @@ install_torch() {
 
 install_rest() {
     # pip takes minutes where uv takes seconds, but works wherever pip itself does.
-    uv pip install --python .venv/bin/python --no-deps --require-hashes -r "$1" 2>&1 | sed -u '/^ [-+~] /d' && return
+    uv pip install --python .venv/bin/python --no-deps --require-hashes -r "$1" 2>&1 | sed -u '/^ [-+~] /d; /^ Downloaded /d' && return
     say "uv could not; now pip, which takes some minutes"
     pip_install -r "$1" | sed -un '/Downloading\|Installing/p' ||
         fail "the packages could not be installed. hint: see the lines above; the same command starts again"
@@ -110,7 +113,6 @@ for extra in "$@"; do
     [ -f "locks/$extra.txt" ] || fail "there is no extra called $extra. hint: one of $(cd locks && echo *.txt | sed 's/\.txt//g')"
     [ "$extra" != local ] || [ "$(uname -sm)" = "Linux x86_64" ] || fail "the engines are locked for Linux x86_64, this is $(uname -sm)"
 done
-find_python
 # One at a time: a second make waits for the first one's environment instead of tearing at it.
 exec 9>.venv.lock
 flock 9

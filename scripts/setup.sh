@@ -83,6 +83,8 @@ install_rest() {
 
 install_extra() {
     say "packages of locks/$1.txt"
+    [ "$1" != local ] || .venv/bin/python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
+        fail "vLLM's CPU kernels need libnuma.so.1, which is not here. hint: apt-get install libnuma1"
     begin
     torch_of "locks/$1.txt" >"$scratch/torch.txt"
     torch_of "locks/$1.txt" ! >"$scratch/rest.txt"
@@ -93,6 +95,7 @@ install_extra() {
 }
 
 # Proves that the parts fit, and leaves bytecode of what an engine loads: without it each start takes 20 s longer.
+# The last line raises when the kernels did not load, of which vLLM only warns.
 load_vllm() {
     say "loading vLLM once (half a minute)"
     env -u PYTHONDONTWRITEBYTECODE VLLM_PLUGINS= VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 .venv/bin/python -c '
@@ -100,6 +103,10 @@ import vllm.entrypoints.openai.api_server
 import vllm.v1.engine.core
 import vllm.v1.worker.cpu_worker
 import nixl._api
+import torch
+from vllm.platforms import current_platform
+current_platform.import_kernels()
+torch.ops._C.silu_and_mul
 ' >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2; fail "vLLM does not load here; its own words are above"; }
 }
 

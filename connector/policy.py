@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from connector.digest import common_blocks
 from connector.handle import Cover, Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A request's own prompt: its token count, digest per whole block, digest over all of it."""
-
-    tokens: int
-    block_size: int
-    digests: bytes
-    tail: bytes
-
-
-def verified_blocks(prompt: Prompt, cover: Cover) -> int | Refusal:
+def verified_blocks(prompt: Cover, cover: Cover) -> int | Refusal:
     """Prefill: the leading blocks of decode's handle that hold exactly this prompt's tokens."""
     if cover.block_size != prompt.block_size:
         return Refusal.BLOCK_SIZE
     return common_blocks(prompt.digests, cover.digests) or Refusal.NOTHING_VERIFIED
 
 
-def same_prompt(prompt: Prompt, cover: Cover) -> Refusal | None:
+def same_prompt(prompt: Cover, cover: Cover) -> Refusal | None:
     """Decode: it takes prefill's blocks only when prefill computed this very prompt, to its last token."""
     if cover.block_size != prompt.block_size:
         return Refusal.BLOCK_SIZE

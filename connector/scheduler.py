@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 
 from connector import digest
 from connector.handle import KEY, PEER_FIELDS, Cover, Refusal, block_groups, names_peer, parse_cover
-from connector.policy import Prompt, same_prompt, verified_blocks
+from connector.policy import same_prompt, verified_blocks
 from connector.used import UsedHandles
 
 if TYPE_CHECKING:
@@ -34,11 +34,12 @@ class UnsupportedModel(ValueError):
 class Pull:
     """What became of one request's handle. Owned by the scheduler from the first look at the request until it finishes."""
 
-    verified_tokens: int = 0
     refused: Refusal | None = None
     processed: bool = False
     pulled_tokens: int = 0
     block_ids: frozenset[int] = field(default_factory=frozenset)
+    prompt: Cover | None = None
+    """The digests that the handle was verified with; prefill's answer carries the same ones."""
 
     def fail(self) -> None:
         self.refused, self.pulled_tokens = Refusal.LOAD_FAILED, 0
@@ -99,7 +100,9 @@ class RoundtripScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         held, params = super().request_finished(request, block_ids)
         if params is None:
             return held, params
-        cover = self._cover(request, request.num_prompt_tokens if on_prefill else _tokens_with_kv(request))
+        cover = pull.prompt if on_prefill and pull is not None else None
+        if cover is None:
+            cover = self._cover(request, request.num_prompt_tokens if on_prefill else _tokens_with_kv(request))
         entry: dict[str, Any] = {} if cover is None else cover.to_json()
         if on_prefill and pull is not None:
             entry["pulled_tokens"] = pull.pulled_tokens
@@ -118,12 +121,12 @@ class RoundtripScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         cover = parse_cover(params.get(KEY))
         if isinstance(cover, Refusal):
             return self._refuse(request, params, cover)
-        prompt = self._prompt(request)
+        prompt = self._cover(request, request.num_prompt_tokens)
         if prompt is None:
             return self._refuse(request, params, Refusal.UNVERIFIABLE)
         if params.get("do_remote_prefill"):
             other = same_prompt(prompt, cover)
-            return Pull(prompt.tokens) if other is None else self._refuse(request, params, other)
+            return Pull() if other is None else self._refuse(request, params, other)
         verified = verified_blocks(prompt, cover)
         if isinstance(verified, Refusal):
             return self._refuse(request, params, verified)
@@ -132,7 +135,7 @@ class RoundtripScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         # Reads are aligned at the tail, so the token count and the end of every group have to be cut together.
         params["remote_num_tokens"] = verified * self.block_size
         params["remote_block_ids"] = [group[:verified] for group in groups]
-        return Pull(verified * self.block_size)
+        return Pull(prompt=prompt)
 
     def _refuse(self, request: Request, params: dict[str, Any], reason: Refusal) -> Pull:
         """Nothing is read, but the peer still hears that its blocks are free: an empty read is that message."""
@@ -146,10 +149,6 @@ class RoundtripScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         logger.debug("Handle of %s refused: %s", request.request_id, reason.value)
         params.update(dict.fromkeys(PEER_FIELDS), remote_block_ids=None, do_remote_prefill=False)
         return Pull(refused=reason)
-
-    def _prompt(self, request: Request) -> Prompt | None:
-        cover = self._cover(request, request.num_prompt_tokens)
-        return None if cover is None else Prompt(cover.tokens, cover.block_size, cover.digests, cover.tail)
 
     def _cover(self, request: Request, tokens: int) -> Cover | None:
         """None when token ids do not say what the KV was computed from."""

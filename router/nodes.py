@@ -16,6 +16,7 @@ logger = logging.getLogger("router")
 # An engine on a busy machine answers /health late; a refused connection is certain, silence only after several times.
 _SLOW_ANSWERS = 3
 _HEALTH_TIMEOUT = 5.0
+_MOST_HEALTH_BYTES = 64 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -134,9 +135,6 @@ class Nodes:
         if node.engine_id is not None and not keep_handles:
             self._on_gone(node.engine_id)
             node.engine_id = None
-
-
-_MOST_HEALTH_BYTES = 64 * 1024
 
 
 def _nodes(role: str, urls: Sequence[str], connect_timeout: float) -> list[Node]:

@@ -121,12 +121,7 @@ class Pipeline:
         with node.busy(turn.tokens):
             timeout = services.tunables.number("prefill_timeout")
             answer = await self._ask(turn, node, openai.for_prefill(turn.body, given), given, timeout)
-            try:
-                raw = await answer.read_all(_LONGEST_ANSWER)
-            except UpstreamError as error:
-                raise self._failed(turn, node, error) from None
-            finally:
-                answer.close()
+            raw = await self._read_and_close(turn, node, answer)
         turn.report["prefill_ms"] = _ms(began)
         services.metrics.prefill.observe(time.monotonic() - began)
         try:
@@ -266,16 +261,19 @@ class Pipeline:
             raise self._failed(turn, node, error) from None
         if answer.status == 200:
             return answer
-        try:
-            raw = await answer.read_all(_LONGEST_ANSWER)
-        except UpstreamError as error:
-            raise self._failed(turn, node, error) from None
-        finally:
-            answer.close()
+        raw = await self._read_and_close(turn, node, answer)
         if 400 <= answer.status < 500:
             raise errors.passed_on(answer.status, raw, (*self._services.nodes.secrets, *handle.secrets(params)))
         turn.failed.add(node)
         raise EngineFault(node.role, f"status {answer.status}")
+
+    async def _read_and_close(self, turn: Turn, node: Node, answer: Response) -> bytes:
+        try:
+            return await answer.read_all(_LONGEST_ANSWER)
+        except UpstreamError as error:
+            raise self._failed(turn, node, error) from None
+        finally:
+            answer.close()
 
     def _failed(self, turn: Turn, node: Node, error: UpstreamError) -> EngineFault:
         turn.failed.add(node)

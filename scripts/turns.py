@@ -11,6 +11,8 @@ from typing import Any
 
 from openai import OpenAI
 
+from scripts.exposition import total
+
 # Rounding differs with the order of a sum: a prompt computed in two parts is not bit-equal to one computed whole.
 LOGPROB_TOLERANCE = 0.02
 
@@ -77,10 +79,4 @@ def following(messages: Messages, answer: str, question: str) -> Messages:
 def counter(url: str, name: str, **labels: str) -> float:
     """Sum of all samples called `name` with these labels on `url`/metrics; 0 when there is none."""
     with urllib.request.urlopen(url.rstrip("/") + "/metrics", timeout=10) as answer:
-        page = answer.read().decode()
-    total = 0.0
-    for line in page.splitlines():
-        sample, _, value = line.rpartition(" ")
-        if sample.split("{")[0] == name and all(f'{key}="{label}"' in sample for key, label in labels.items()):
-            total += float(value)
-    return total
+        return total(answer.read().decode(), name, **labels)

@@ -1,6 +1,6 @@
 from connector import digest
 from connector.handle import Cover, Refusal
-from connector.policy import Prompt, same_prompt, verified_blocks
+from connector.policy import same_prompt, verified_blocks
 
 BLOCK = 8
 
@@ -10,9 +10,8 @@ def cover(tokens: list[int], block_size: int = BLOCK, salt: str | None = None) -
     return Cover(block_size, len(tokens), digests, tail)
 
 
-def prompt(tokens: list[int], salt: str | None = None) -> Prompt:
-    made = cover(tokens, salt=salt)
-    return Prompt(made.tokens, made.block_size, made.digests, made.tail)
+def prompt(tokens: list[int], salt: str | None = None) -> Cover:
+    return cover(tokens, salt=salt)
 
 
 TURN_1 = [*range(100)]

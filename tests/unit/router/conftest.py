@@ -18,6 +18,7 @@ from router.app import Router
 from router.config import Settings
 from router.protocol import LimitedProtocol
 from runtime.parameters import Tunables
+from scripts.exposition import total
 from tests.fakes.engine import FakeEngine, decode_script, prefill_script
 
 # Examples get no time limit: on a machine that runs engines beside the tests it fails by chance.
@@ -72,12 +73,7 @@ class Client:
         return await self.post(path, b"")
 
     async def metric(self, name: str, **labels: str) -> float:
-        total = 0.0
-        for line in (await self.get("/metrics")).body.decode().splitlines():
-            sample, _, value = line.rpartition(" ")
-            if sample.split("{")[0] == name and all(f'{k}="{v}"' in sample for k, v in labels.items()):
-                total += float(value)
-        return total
+        return total((await self.get("/metrics")).body.decode(), name, **labels)
 
 
 async def read_reply(reader: asyncio.StreamReader) -> Reply:

@@ -7,15 +7,23 @@ Command-line flags, environment variables, the docs table, SSM parameters, the c
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 
 Value = int | float | bool | str
 
 ENV_PREFIX = "KVR_"
+TUNABLES_FILE_ENV = "KVR_TUNABLES_FILE"
+"""Names the file in which a node's agent keeps the live values."""
+
+NO_TIME = "none"
+TIME_PATTERN = "20[2-9][0-9]-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]Z"
 
 
 class Kind(StrEnum):
@@ -23,12 +31,16 @@ class Kind(StrEnum):
     NUMBER = "number"
     FLAG = "flag"
     TEXT = "text"
+    TIME = "time"
+    """In UTC, like 2027-03-01T11:30Z, or `none`."""
 
 
 class Reader(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     ROUTER = "router"
+    AGENT = "agent"
+    """`runtime.agent`, beside the engine or router of each node."""
 
 
 class Apply(StrEnum):
@@ -69,6 +81,8 @@ class Parameter:
             return "true or false"
         if self.kind is Kind.TEXT:
             return "any text"
+        if self.kind is Kind.TIME:
+            return "none or a time in UTC like 2027-03-01T11:30Z"
         return f"{_plain(self.minimum)} to {_plain(self.maximum)}"
 
     def parse(self, text: str) -> Value:
@@ -101,16 +115,24 @@ def _parse_flag(text: str) -> bool:
         raise ValueError(text) from None
 
 
+def _parse_time(text: str) -> str:
+    if text != NO_TIME and not re.fullmatch(TIME_PATTERN, text):
+        raise ValueError(text)
+    return text
+
+
 _PARSERS: Mapping[Kind, Callable[[str], Value]] = {
     Kind.INTEGER: int,
     Kind.NUMBER: float,
     Kind.FLAG: _parse_flag,
     Kind.TEXT: str,
+    Kind.TIME: _parse_time,
 }
 
 _ROUTER = (Reader.ROUTER,)
 _ENGINES = (Reader.PREFILL, Reader.DECODE)
 _ALL = (Reader.PREFILL, Reader.DECODE, Reader.ROUTER)
+_AGENT = (Reader.AGENT,)
 
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
@@ -129,7 +151,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         64,
         "Prefill computes instead of pulling when fewer tokens than this would come from decode.",
         (Reader.PREFILL,),
-        Apply.RESTART,
+        Apply.LIVE,
         0,
         1_000_000,
     ),
@@ -140,7 +162,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         480,
         "How long decode keeps a finished turn's KV blocks for the next turn.",
         (Reader.DECODE, Reader.ROUTER),
-        Apply.RESTART,
+        Apply.LIVE,
         6,
         86_400,
     ),
@@ -195,7 +217,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         450.0,
         "How long the router offers a handle, from the end of decode's turn; stays below decoder_kv_blocks_ttl.",
         _ROUTER,
-        Apply.RESTART,
+        Apply.LIVE,
         0.1,
         86_400,
     ),
@@ -217,7 +239,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         32 * 1024 * 1024,
         "Largest request body accepted; a larger one gets 413.",
         _ROUTER,
-        Apply.RESTART,
+        Apply.LIVE,
         1_024,
         1024 * 1024 * 1024,
     ),
@@ -228,7 +250,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         5.0,
         "How long the router waits for a connection to an engine.",
         _ROUTER,
-        Apply.RESTART,
+        Apply.LIVE,
         0.05,
         300,
     ),
@@ -239,7 +261,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         300.0,
         "How long the router waits for prefill's answer.",
         _ROUTER,
-        Apply.RESTART,
+        Apply.LIVE,
         0.05,
         3_600,
     ),
@@ -250,7 +272,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         300.0,
         "Longest silence of decode, before its first byte and between two reads.",
         _ROUTER,
-        Apply.RESTART,
+        Apply.LIVE,
         0.05,
         3_600,
     ),
@@ -261,7 +283,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         2,
         "Prefill and decode attempts one request may use in all before its first byte, the first included.",
         _ROUTER,
-        Apply.RESTART,
+        Apply.LIVE,
         1,
         5,
     ),
@@ -272,7 +294,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         1.0,
         "Time between two health checks of an engine.",
         _ROUTER,
-        Apply.RESTART,
+        Apply.LIVE,
         0.05,
         60,
     ),
@@ -283,7 +305,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         30.0,
         "How long open streams may go on after SIGTERM.",
         _ROUTER,
-        Apply.RESTART,
+        Apply.LIVE,
         0,
         3_600,
     ),
@@ -292,10 +314,63 @@ PARAMETERS: tuple[Parameter, ...] = (
         Kind.TEXT,
         "",
         "info",
-        "Lowest level of log lines the router writes.",
-        _ROUTER,
-        Apply.RESTART,
+        "Lowest level of log lines written; engines and the router.",
+        _ALL,
+        Apply.LIVE,
         choices=("debug", "info", "warning", "error"),
+    ),
+    Parameter(
+        "agent_interval",
+        Kind.NUMBER,
+        "seconds",
+        10.0,
+        "Time between two reads of Parameter Store by a node's agent, hence how soon a live change arrives.",
+        _AGENT,
+        Apply.LIVE,
+        0.2,
+        300,
+    ),
+    Parameter(
+        "node_drain_timeout",
+        Kind.NUMBER,
+        "seconds",
+        600.0,
+        "How long a node that is to leave may finish its open requests.",
+        _AGENT,
+        Apply.LIVE,
+        0,
+        3_600,
+    ),
+    Parameter(
+        "transfer_floor",
+        Kind.NUMBER,
+        "MB/s",
+        1_000.0,
+        "KV transfers slower than this are reported as a fall-back from EFA to TCP; 0 never reports.",
+        _AGENT,
+        Apply.LIVE,
+        0,
+        1_000_000,
+    ),
+    Parameter(
+        "ttft_target",
+        Kind.NUMBER,
+        "seconds",
+        2.5,
+        "Time to first token that the alarm counts as good; one of the router's histogram bounds.",
+        _AGENT,
+        Apply.LIVE,
+        0.005,
+        300,
+    ),
+    Parameter(
+        "capacity_block_end",
+        Kind.TIME,
+        "",
+        NO_TIME,
+        "When the Capacity Block of the engines ends; they drain 45 minutes before.",
+        _AGENT,
+        Apply.LIVE,
     ),
 )
 
@@ -387,3 +462,60 @@ def from_arguments(
         if text is not None:
             given[p.name] = p.parse(text)
     return given
+
+
+class TunablesFile:
+    """The live values of a node, as its agent writes them: a JSON object of name -> text. Only owner of the current set.
+
+    `given`, from flags and environment, wins over the file.
+    """
+
+    def __init__(self, path: Path, given: Mapping[str, Value]) -> None:
+        self._path = path
+        self._given = dict(given)
+        self._seen: tuple[int, int] | None = None
+        self.current = Tunables.of(given)
+        self.fault = ""
+        """Why the file as it is now was not taken; empty when it was."""
+
+    def poll(self) -> Tunables | None:
+        """The new set when the file has changed and is valid; else None, and the old set stays."""
+        try:
+            stat = self._path.stat()
+            # A writer replaces the file, so that each version is another inode or time.
+            seen = (stat.st_ino, stat.st_mtime_ns)
+            if seen == self._seen:
+                return None
+            text = self._path.read_text()
+        except OSError as error:
+            self.fault = f"{self._path}: {error.strerror}"
+            return None
+        self._seen = seen
+        try:
+            values = parse_all(json.loads(text)) | self._given
+            fresh = Tunables.of(values)
+        except ValueError as error:
+            self.fault = f"{self._path}: {error}"
+            return None
+        self.fault = ""
+        if fresh == self.current:
+            return None
+        self.current = fresh
+        return fresh
+
+
+def parse_all(texts: object) -> dict[str, Value]:
+    """Name -> text to checked values; names that this version lacks are left out. Raises `ParameterError` for all faults."""
+    if not isinstance(texts, Mapping):
+        raise ParameterError("expected a JSON object of name and text")
+    values: dict[str, Value] = {}
+    faults = []
+    for name, text in texts.items():
+        if name in BY_NAME:
+            try:
+                values[name] = BY_NAME[name].parse(str(text))
+            except ParameterError as error:
+                faults.append(str(error))
+    if faults:
+        raise ParameterError("; ".join(faults))
+    return values

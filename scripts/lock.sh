@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # torch's CPU build is on no index that PyPI serves: a folder that holds the wheel, or PyTorch's own page.
 export UV_FIND_LINKS=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-https://download.pytorch.org/whl/cpu/torch/}}
-extras=(setup router local cloud dev)
+extras=(setup router node local cloud dev)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 

@@ -34,7 +34,7 @@ is_done() { grep -qxF "$1" "$stamp" 2>/dev/null; }
 is_sound() {
     is_done "$(base)" && ! is_done begun && is_311 .venv/bin/python || return 1
     local extra
-    for extra in setup router local cloud dev; do
+    for extra in setup router node local cloud dev; do
         ! grep -q "^$extra " "$stamp" || is_done "$(of_extra "$extra")" || return 1
     done
 }

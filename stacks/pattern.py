@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from runtime.parameters import Kind, Parameter
+from runtime.parameters import NO_TIME, TIME_PATTERN, Kind, Parameter
 
 
 def allowed_pattern(parameter: Parameter) -> str | None:
@@ -20,6 +20,8 @@ def allowed_pattern(parameter: Parameter) -> str | None:
         return "^(true|false)$"
     if parameter.kind is Kind.TEXT:
         return None
+    if parameter.kind is Kind.TIME:
+        return f"^({NO_TIME}|{TIME_PATTERN})$"
     low, high = parameter.minimum, parameter.maximum
     if low < 0 or math.isinf(high):
         return "^-?[0-9]+$" if parameter.kind is Kind.INTEGER else r"^-?[0-9]+(\.[0-9]+)?$"

@@ -11,7 +11,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from scripts.exposition import total
+from runtime.exposition import total
 
 # Rounding differs with the order of a sum: a prompt computed in two parts is not bit-equal to one computed whole.
 LOGPROB_TOLERANCE = 0.02

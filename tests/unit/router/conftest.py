@@ -17,8 +17,8 @@ from uvicorn.server import ServerState
 from router.app import Router
 from router.config import Settings
 from router.protocol import LimitedProtocol
+from runtime.exposition import total
 from runtime.parameters import Tunables
-from scripts.exposition import total
 from tests.fakes.engine import FakeEngine, decode_script, prefill_script
 
 # Examples get no time limit: on a machine that runs engines beside the tests it fails by chance.

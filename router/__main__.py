@@ -1,4 +1,4 @@
-"""`python -m router --prefill URL --decode URL`: serve until SIGTERM or SIGINT, then drain and leave."""
+"""`python -m router`, with where its engines are: serve until SIGTERM or SIGINT, then drain and leave."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -13,20 +14,19 @@ import uvicorn
 from router import log
 from router.app import Router
 from router.config import Settings, parse
+from router.live import Live
 from router.protocol import LimitedProtocol
 
-# Above the idle time of a load balancer in front, else it writes to connections that we are closing.
-_KEEP_ALIVE = 75
 _LAST_WORDS = 2.0
 
 
 class Server(uvicorn.Server):
     """uvicorn that first refuses new turns, then waits for open ones, and only then stops listening."""
 
-    def __init__(self, config: uvicorn.Config, router: Router, drain_timeout: float) -> None:
+    def __init__(self, config: uvicorn.Config, router: Router, live: Live) -> None:
         super().__init__(config)
         self._router = router
-        self._drain_timeout = drain_timeout
+        self._live = live
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
 
@@ -46,14 +46,15 @@ class Server(uvicorn.Server):
         self._drain = asyncio.ensure_future(self._drained())
 
     async def _drained(self) -> None:
-        await self._until_idle(self._drain_timeout)
+        await self._until_idle(lambda: self._live.number("drain_timeout"))
         self._router.break_off()
-        await self._until_idle(_LAST_WORDS)
+        await self._until_idle(lambda: _LAST_WORDS)
         self.should_exit = True
 
-    async def _until_idle(self, seconds: float) -> None:
-        deadline = asyncio.get_running_loop().time() + seconds
-        while self._router.open_requests and asyncio.get_running_loop().time() < deadline:
+    async def _until_idle(self, seconds: Callable[[], float]) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while self._router.open_requests and clock() < began + seconds():
             await asyncio.sleep(0.05)
 
 
@@ -71,14 +72,17 @@ def listen(settings: Settings) -> socket.socket:
 
 def main() -> None:
     settings = parse(sys.argv[1:], os.environ)
-    log.configure(settings.tunables.text("log_level"))
+    live = Live(settings.given, settings.tunables_file)
+    log.configure(live.text("log_level"))
+    live.load()
+    log.set_level(live.text("log_level"))
     listener = listen(settings)
-    router = Router(settings)
+    router = Router(settings.source, live)
     config = uvicorn.Config(
         router, http=LimitedProtocol, loop="uvloop", lifespan="on", log_config=None, access_log=False, server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE, timeout_graceful_shutdown=5,
+        timeout_keep_alive=settings.keep_alive, timeout_graceful_shutdown=5,
     )  # fmt: skip
-    server = Server(config, router, settings.tunables.number("drain_timeout"))
+    server = Server(config, router, live)
     server.run([listener])
 
 

@@ -1,4 +1,4 @@
-"""The composition root: FastAPI for control, plain ASGI on the turn path, built from one `Settings`."""
+"""The composition root: FastAPI for control, plain ASGI on the turn path, built from a source of engines and the live tunables."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from router import conversation, errors, openai
+from router import conversation, errors, log, openai
 from router.background import Background
 from router.client import BrokenOff, Gone, Receive, Reply, Scope, Send, header, read_body, run_until_gone
-from router.config import Settings
+from router.discovery import Source, follow
 from router.errors import EngineFault, Fault
+from router.live import Live
 from router.metrics import Metrics
 from router.nodes import Nodes
+from router.placement import lacking_builds, lacking_roles
 from router.store import Affinity, HandleStore
 from router.turn import Pipeline, Services, Turn
 from router.upstream import Headers, UpstreamError
@@ -42,14 +44,16 @@ _SHUTTING_DOWN = "This router is shutting down. Send the request again."
 class Router:
     """The ASGI application."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._tunables = settings.tunables
-        limit = settings.tunables.integer("max_conversations")
+    def __init__(self, source: Source, live: Live) -> None:
+        """`live` is loaded already: what needs a restart is read here, once."""
+        self._source = source
+        self._live = live
+        limit = live.integer("max_conversations")
         self.metrics = Metrics()
-        self.store = HandleStore(settings.tunables.number("handle_ttl"), limit, self.metrics.count_handle)
+        self.store = HandleStore(lambda: live.number("handle_ttl"), limit, self.metrics.count_handle)
         self.affinity = Affinity(limit)
-        connect_timeout = settings.tunables.number("connect_timeout")
-        self.nodes = Nodes(settings.prefill, settings.decode, connect_timeout, self.store.drop_engine)
+        self._background = Background()
+        self.nodes = Nodes(live, self._background, self.store.drop_engine)
         self.draining = False
         self.open_requests = 0
         self._endings: set[asyncio.Future[None]] = set()
@@ -64,20 +68,25 @@ class Router:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Health checks and background releases live as long as this."""
-        background = Background()
+        """Health checks, background releases and what follows engines and tunables live as long as this."""
         self._pipeline = Pipeline(
-            Services(self.nodes, self.store, self.affinity, self.metrics, self._tunables, background)
+            Services(self.nodes, self.store, self.affinity, self.metrics, self._live, self._background)
         )
-        for node in self.nodes.all:
-            background.start(self.nodes.watch(node, self._tunables.number("health_interval")))
+        self._background.start(follow(self._source, self.nodes.accept))
+        self._background.start(self._follow_tunables())
         try:
             yield
         finally:
             self._pipeline = None
-            await background.stop()
-            for node in self.nodes.all:
-                node.client.close()
+            await self._background.stop()
+            self.nodes.close()
+
+    async def _follow_tunables(self) -> None:
+        while True:
+            for name in await self._live.next_change():
+                self.metrics.tunables_changed.labels(name).inc()
+                if name == "log_level":
+                    log.set_level(self._live.text(name))
 
     def break_off(self) -> None:
         """Ends every open request, an answer that has begun with an error event: the end of a drain."""
@@ -124,7 +133,7 @@ class Router:
     async def _turn(self, scope: Scope, receive: Receive, reply: Reply, report: dict[str, object]) -> None:
         if self.draining or self._pipeline is None:
             raise errors.unavailable(_SHUTTING_DOWN)
-        body = openai.parse(await read_body(scope, receive, self._tunables.integer("max_body_bytes")))
+        body = openai.parse(await read_body(scope, receive, self._live.integer("max_body_bytes")))
         authorization = header(scope, b"authorization")
         named = conversation.conversation_id(body.conversation, header(scope, b"x-conversation-id"))
         key = None if named is None else conversation.Key(conversation.caller(authorization), body.model, named)
@@ -165,7 +174,8 @@ def _control(router: Router) -> FastAPI:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        lacking, engines = router.nodes.lacking(), router.nodes.counts()
+        nodes, engines = router.nodes, router.nodes.counts()
+        lacking = lacking_roles(nodes.prefill, nodes.decode) or lacking_builds(nodes.prefill, nodes.decode)
         if router.draining:
             return JSONResponse({"status": "draining", "engines": engines}, 503)
         if lacking:
@@ -196,7 +206,7 @@ def _control(router: Router) -> FastAPI:
 
 async def _models(router: Router, headers: Headers) -> HttpResponse:
     for node in router.nodes.decode:
-        if not node.healthy:
+        if not node.serving:
             continue
         with contextlib.suppress(UpstreamError):
             answer = await node.client.request(b"GET", b"/v1/models", headers, b"", timeout=10, idle_timeout=10)

@@ -27,6 +27,10 @@ def configure(level: str) -> None:
     handler.setFormatter(_Lines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    set_level(level)
     # Its lines tell nothing that ours do not.
     logging.getLogger("uvicorn.access").disabled = True
+
+
+def set_level(level: str) -> None:
+    logging.getLogger().setLevel(level.upper())

@@ -53,6 +53,9 @@ class Metrics:
             "kvr_prefills_without_params", "Prefill answers that named no blocks.", registry=registry
         )
         self.engines = Gauge("kvr_engines", "Engines by role and state.", ["role", "state"], registry=registry)
+        self.tunables_changed = Counter(
+            "kvr_tunables_changed", "Live values taken over from the node's file.", ["name"], registry=registry
+        )
         self.open_requests = Gauge("kvr_open_requests", "Requests being served.", registry=registry)
 
     def count_handle(self, fate: str, number: int) -> None:

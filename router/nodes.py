@@ -1,14 +1,18 @@
-"""The table of engines: which are healthy, which engine id each has, how much work each holds."""
+"""The table of engines: which there are, which are healthy, which engine id each has, how much work each holds."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from router.background import Background
+from router.discovery import DECODE, PREFILL, Engine, Engines
 from router.handle import Handle
+from router.live import Live
 from router.upstream import Client, ConnectError, NotSent, UpstreamError
 
 logger = logging.getLogger("router")
@@ -21,68 +25,142 @@ _MOST_HEALTH_BYTES = 64 * 1024
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One engine. `name` is its place in the command line (prefill-0), the only name that logs and metrics show."""
+    """One engine. `name` is its place in the order of appearance (prefill-0), the only name that clients could see."""
 
     name: str
     role: str
     url: str
+    build: str
     client: Client
+    draining: bool = False
     healthy: bool = False
     engine_id: str | None = None
     open_requests: int = 0
     open_tokens: int = 0
     slow_answers: int = field(default=0, repr=False)
+    watch: asyncio.Task[None] | None = field(default=None, repr=False)
 
-    @contextmanager
-    def busy(self, tokens: int) -> Iterator[None]:
-        """Counts a request of about `tokens` prompt tokens as this engine's work."""
-        self.open_requests += 1
-        self.open_tokens += tokens
-        try:
-            yield
-        finally:
-            self.open_requests -= 1
-            self.open_tokens -= tokens
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """An engine that differs in one of these is another one."""
+        return (self.role, self.url, self.build)
+
+    @property
+    def serving(self) -> bool:
+        """Whether it may get new turns. The blocks of one that drains can still be read."""
+        return self.healthy and not self.draining
 
 
 class Nodes:
     """Only owner of the table. `on_gone(engine_id)` hears that an engine's process, and so its blocks, are gone."""
 
-    def __init__(
-        self, prefill: Sequence[str], decode: Sequence[str], connect_timeout: float, on_gone: Callable[[str], None]
-    ) -> None:
-        self.prefill = _nodes("prefill", prefill, connect_timeout)
-        self.decode = _nodes("decode", decode, connect_timeout)
+    def __init__(self, live: Live, background: Background, on_gone: Callable[[str], None]) -> None:
+        self.all: tuple[Node, ...] = ()
+        self._live = live
+        self._background = background
         self._on_gone = on_gone
+        self._leaving: set[Node] = set()
+        """No longer in the table, still with open requests."""
+        self._named: Counter[str] = Counter()
 
     @property
-    def all(self) -> list[Node]:
-        return [*self.prefill, *self.decode]
+    def prefill(self) -> list[Node]:
+        return [node for node in self.all if node.role == PREFILL]
+
+    @property
+    def decode(self) -> list[Node]:
+        return [node for node in self.all if node.role == DECODE]
 
     @property
     def secrets(self) -> tuple[bytes, ...]:
-        return tuple(name for node in self.all for name in node.client.names)
-
-    def lacking(self) -> list[str]:
-        """The roles without a healthy engine; empty when a turn can be served."""
-        roles = (("prefill", self.prefill), ("decode", self.decode))
-        return [role for role, nodes in roles if not any(node.healthy for node in nodes)]
+        return tuple(name for node in (*self.all, *self._leaving) for name in node.client.names)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Engines up and down, by role."""
+        """Engines by role and state."""
         counts = {}
-        for role, nodes in (("prefill", self.prefill), ("decode", self.decode)):
+        for role, nodes in ((PREFILL, self.prefill), (DECODE, self.decode)):
             up = sum(node.healthy for node in nodes)
-            counts[role] = {"up": up, "down": len(nodes) - up}
+            serving = sum(node.serving for node in nodes)
+            counts[role] = {"up": serving, "draining": up - serving, "down": len(nodes) - up}
         return counts
 
-    def by_name(self, name: str) -> Node | None:
+    def by_name(self, name: str | None) -> Node | None:
         return next((node for node in self.all if node.name == name), None)
 
-    def can_read(self, handle: Handle) -> bool:
-        """Whether the engine that holds the blocks of `handle` is there to give them."""
+    def accept(self, engines: Engines) -> None:
+        """Makes `engines` the table: new ones are watched from now on, ones that are missing get nothing more."""
+        listed = {(engine.role, engine.url, engine.build): engine for engine in engines}
+        stayed = {node.key: node for node in self.all if node.key in listed}
+        left = [node for node in self.all if node.key not in listed]
+        joined = [self._joined(engine) for key, engine in listed.items() if key not in stayed]
+        self.all = (*stayed.values(), *joined)
+        for key, node in stayed.items():
+            self._set_draining(node, listed[key].draining)
+        for node in left:
+            self._leave(node)
+
+    def _joined(self, engine: Engine) -> Node:
+        name = f"{engine.role}-{self._named[engine.role]}"
+        self._named[engine.role] += 1
+        client = Client(engine.url, lambda: self._live.number("connect_timeout"))
+        node = Node(name, engine.role, engine.url, engine.build, client, engine.draining)
+        fields = {"node": name, "url": engine.url, "build": engine.build, "draining": engine.draining}
+        logger.info("engine joined", extra={"fields": fields})
+        node.watch = self._background.start(self._watch(node))
+        return node
+
+    def _set_draining(self, node: Node, draining: bool) -> None:
+        if node.draining != draining:
+            node.draining = draining
+            event = "engine drains" if draining else "engine drains no more"
+            logger.info(event, extra={"fields": {"node": node.name}})
+
+    def _leave(self, node: Node) -> None:
+        logger.info("engine left", extra={"fields": {"node": node.name, "open_requests": node.open_requests}})
+        if node.watch is not None:
+            node.watch.cancel()
+        if not node.healthy:
+            self._forget(node)
+        node.healthy = False
+        if node.open_requests:
+            self._leaving.add(node)
+        else:
+            self._see_off(node)
+
+    def _see_off(self, node: Node) -> None:
+        self._leaving.discard(node)
+        self._forget(node)
+        node.client.close()
+
+    def _forget(self, node: Node) -> None:
+        """Its blocks are gone, or nobody is to read them any more."""
+        if node.engine_id is not None:
+            self._on_gone(node.engine_id)
+            node.engine_id = None
+
+    def close(self) -> None:
+        for node in (*self.all, *self._leaving):
+            node.client.close()
+
+    @contextmanager
+    def busy(self, node: Node, tokens: int) -> Iterator[None]:
+        """Counts a request of about `tokens` prompt tokens as this engine's work."""
+        node.open_requests += 1
+        node.open_tokens += tokens
+        try:
+            yield
+        finally:
+            node.open_requests -= 1
+            node.open_tokens -= tokens
+            if node in self._leaving and not node.open_requests:
+                self._see_off(node)
+
+    def unusable(self, handle: Handle, build: str) -> str | None:
+        """Why a prefill engine of `build` can't read the blocks of `handle`; None when it can."""
         node = self.by_name(handle.node)
-        return node is not None and node.healthy
+        if node is None or not node.healthy:
+            return "engine_gone"
+        return None if node.build == build else "other_build"
 
     def failed(self, node: Node, error: UpstreamError) -> None:
         """A request to `node` failed. Without a connection the node is down; only a refused one says that its blocks are gone."""
@@ -92,16 +170,15 @@ class Nodes:
     def saw_engine(self, node: Node, engine_id: str) -> None:
         """`node` answered as `engine_id`; another id than before means that it was restarted."""
         if node.engine_id not in (None, engine_id):
-            assert node.engine_id is not None
             logger.warning("engine restarted", extra={"fields": {"node": node.name}})
-            self._on_gone(node.engine_id)
+            self._forget(node)
         node.engine_id = engine_id
 
-    async def watch(self, node: Node, interval: float) -> None:
+    async def _watch(self, node: Node) -> None:
         """Polls an engine's /health until cancelled."""
         while True:
             await self._check(node)
-            await asyncio.sleep(interval)
+            await self._live.pause("health_interval")
 
     async def _check(self, node: Node) -> None:
         try:
@@ -132,10 +209,5 @@ class Nodes:
         if node.healthy:
             logger.warning("engine is down", extra={"fields": {"node": node.name, "reason": reason}})
         node.healthy = False
-        if node.engine_id is not None and not keep_handles:
-            self._on_gone(node.engine_id)
-            node.engine_id = None
-
-
-def _nodes(role: str, urls: Sequence[str], connect_timeout: float) -> list[Node]:
-    return [Node(f"{role}-{i}", role, url, Client(url, connect_timeout)) for i, url in enumerate(urls)]
+        if not keep_handles:
+            self._forget(node)

@@ -15,33 +15,41 @@ Count = Callable[[str, int], None]
 @dataclass(frozen=True, slots=True)
 class _Entry:
     handle: Handle
-    expires: float
+    stored: float
+    ttl: float
+    """As it was when this was stored: a longer one since then does not make decode hold these blocks longer."""
+
+    def is_expired(self, ttl: float, now: float) -> bool:
+        return self.stored + min(self.ttl, ttl) <= now
 
 
 class HandleStore:
-    """Only owner of handles. `now` is seconds on any steady clock; `count(fate, number)` hears what became of handles."""
+    """Only owner of handles. `now` is seconds on any steady clock; `count(fate, number)` hears what became of handles.
 
-    def __init__(self, ttl: float, limit: int, count: Count) -> None:
+    `ttl()` is asked at each use, so that a shorter one holds for the handles that are here already.
+    """
+
+    def __init__(self, ttl: Callable[[], float], limit: int, count: Count) -> None:
         self._ttl = ttl
         self._limit = limit
         self._count = count
-        # In order of storing, which with one lifetime for all is the order of expiry.
+        # In order of storing, which is the order of expiry, but for a while after the lifetime was changed.
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def take(self, key: Key, now: float, is_usable: Callable[[Handle], bool] = lambda _: True) -> Handle | None:
-        """The handle, which is gone from the store from here on. `is_usable` tells whether its engine can still be read."""
+    def take(self, key: Key, now: float, unusable: Callable[[Handle], str | None] = lambda _: None) -> Handle | None:
+        """The handle, which is gone from the store from here on. `unusable` gives the fate of one that can't be read."""
         entry = self._entries.pop(key, None)
         if entry is None:
             self._count("missed", 1)
             return None
-        if entry.expires <= now:
+        if entry.is_expired(self._ttl(), now):
             self._count("expired", 1)
             return None
-        if not is_usable(entry.handle):
-            self._count("engine_gone", 1)
+        if (fate := unusable(entry.handle)) is not None:
+            self._count(fate, 1)
             return None
         self._count("taken", 1)
         return entry.handle
@@ -50,7 +58,7 @@ class HandleStore:
         """Keeps `handle`, counted from `now`, the end of decode's turn. It replaces an older one."""
         if self._entries.pop(key, None) is not None:
             self._count("replaced", 1)
-        self._entries[key] = _Entry(handle, now + self._ttl)
+        self._entries[key] = _Entry(handle, now, self._ttl())
         self._count("stored", 1)
         self._shed(now)
 
@@ -68,9 +76,10 @@ class HandleStore:
             self._count("engine_gone", len(dead))
 
     def _shed(self, now: float) -> None:
+        ttl = self._ttl()
         while self._entries:
             oldest = next(iter(self._entries.values()))
-            if oldest.expires <= now:
+            if oldest.is_expired(ttl, now):
                 self._count("expired", 1)
             elif len(self._entries) > self._limit:
                 self._count("evicted", 1)

@@ -19,12 +19,12 @@ from router.conversation import Key
 from router.errors import EngineFault
 from router.handle import Handle
 from router.keeper import Keeper
+from router.live import Live
 from router.metrics import Metrics
 from router.nodes import Node, Nodes
-from router.placement import choose_decode, choose_prefill, estimated_tokens
+from router.placement import Pair, choose_decode, choose_pair, estimated_tokens, lacking_roles
 from router.store import Affinity, HandleStore
 from router.upstream import Delivery, Headers, Response, UpstreamError
-from runtime.parameters import Tunables
 
 # Larger than any answer of an engine that is in order: 100,000 tokens with log-probabilities of 20 candidates each.
 _LONGEST_ANSWER = 512 * 1024 * 1024
@@ -56,7 +56,7 @@ class Services:
     store: HandleStore
     affinity: Affinity
     metrics: Metrics
-    tunables: Tunables
+    live: Live
     background: Background
 
 
@@ -68,58 +68,78 @@ class Pipeline:
 
     async def run(self, turn: Turn, reply: Reply) -> None:
         """Raises `errors.Fault` before the reply has started, `EngineFault` afterwards: no status can tell it any more."""
-        tunables, metrics = self._services.tunables, self._services.metrics
-        taken = self._take(turn)
-        for left in reversed(range(tunables.integer("max_attempts"))):
+        metrics = self._services.metrics
+        attempts = self._services.live.integer("max_attempts")
+        for attempt in range(1, attempts + 1):
+            pair = self._place(turn)
+            # A handle is spent by the first attempt, whatever came of it.
+            taken = self._take(turn, pair.prefill) if attempt == 1 else None
             try:
-                await self._attempt(turn, reply, taken)
+                await self._attempt(turn, reply, pair, taken)
                 return
             except EngineFault as fault:
                 metrics.upstream_errors.labels(fault.leg).inc()
                 turn.report["fault"] = str(fault)
                 if reply.started:
                     raise
-                if left:
+                if attempt < attempts:
                     metrics.retries.labels(fault.leg).inc()
-            # A handle is spent by the first attempt, whatever came of it.
-            taken = None
         raise errors.fault(502, "The engines could not finish this request. Send it again.", retry_after=1)
 
-    def _take(self, turn: Turn) -> Handle | None:
-        services = self._services
-        if turn.key is None or not services.tunables.flag("round_trip"):
-            return None
-        return services.store.take(turn.key, time.monotonic(), services.nodes.can_read)
+    def _place(self, turn: Turn) -> Pair:
+        """Raises a 503 `Fault`."""
+        prefill, decode = self._services.nodes.prefill, self._services.nodes.decode
+        pair = choose_pair(prefill, decode, self._home(turn), turn.failed)
+        if pair is not None:
+            return pair
+        roles = " and no ".join(lacking_roles(prefill, decode))
+        lacking = f"No {roles} engine is" if roles else "No prefill and decode engine of one build are"
+        raise errors.unavailable(f"{lacking} ready. Try again shortly.")
 
-    async def _attempt(self, turn: Turn, reply: Reply, taken: Handle | None) -> None:
+    def _take(self, turn: Turn, prefill: Node) -> Handle | None:
         services = self._services
-        decode = choose_decode(services.nodes.decode, self._sticky(turn), turn.failed)
-        prefill = choose_prefill(services.nodes.prefill, turn.failed)
-        if decode is None or prefill is None:
-            lacking = " and no ".join(services.nodes.lacking())
-            raise errors.unavailable(f"No {lacking} engine is ready. Try again shortly.")
+        if turn.key is None or not services.live.flag("round_trip"):
+            return None
+        return services.store.take(
+            turn.key, time.monotonic(), lambda handle: services.nodes.unusable(handle, prefill.build)
+        )
+
+    async def _attempt(self, turn: Turn, reply: Reply, pair: Pair, taken: Handle | None) -> None:
+        services = self._services
         params = None
         if turn.body.is_prefillable:
-            params = await self._prefill(turn, prefill, taken)
+            params = await self._prefill(turn, pair.prefill, taken)
         delivery = Delivery()
         try:
-            await self._decode(turn, reply, decode, params, delivery)
+            await self._decode(turn, reply, self._still_there(turn, pair), params, delivery)
         finally:
             # Once decode has the request, freeing prefill's blocks is its matter, also when it refuses or loses the client.
             if params is not None and not delivery.sent:
                 services.metrics.stranded.inc()
-                services.background.start(self._release(turn, params))
+                services.background.start(self._release(turn, pair.prefill.build, params))
 
-    def _sticky(self, turn: Turn) -> str | None:
-        return None if turn.key is None else self._services.affinity.get(turn.key)
+    def _still_there(self, turn: Turn, pair: Pair) -> Node:
+        """The decode engine of `pair`, or another of its build if it left the table while prefill worked."""
+        nodes = self._services.nodes
+        if pair.decode in nodes.all:
+            return pair.decode
+        node = choose_decode(nodes.decode, pair.prefill.build, None, turn.failed)
+        if node is None:
+            raise EngineFault(pair.decode.role, "left while prefill worked, and no other of its build serves")
+        return node
+
+    def _home(self, turn: Turn) -> Node | None:
+        """The decode engine that the conversation last used."""
+        name = None if turn.key is None else self._services.affinity.get(turn.key)
+        return self._services.nodes.by_name(name)
 
     async def _prefill(self, turn: Turn, node: Node, taken: Handle | None) -> dict[str, Any] | None:
         """Prefill's `kv_transfer_params`, None when it named no blocks."""
         services = self._services
         began = time.monotonic()
         given = handle.for_prefill(taken)
-        with node.busy(turn.tokens):
-            timeout = services.tunables.number("prefill_timeout")
+        with services.nodes.busy(node, turn.tokens):
+            timeout = services.live.number("prefill_timeout")
             answer = await self._ask(turn, node, openai.for_prefill(turn.body, given), given, timeout)
             raw = await self._read_and_close(turn, node, answer)
         turn.report["prefill_ms"] = _ms(began)
@@ -154,15 +174,15 @@ class Pipeline:
             metrics.refused.labels(str(ours["refused"])).inc()
             turn.report["refused"] = ours["refused"]
 
-    async def _release(self, turn: Turn, params: dict[str, Any]) -> None:
-        """Prefill holds blocks for a request that no decode engine got; one fetches them, so that they are freed.
+    async def _release(self, turn: Turn, build: str, params: dict[str, Any]) -> None:
+        """Prefill of `build` holds blocks for a request that no decode engine got; one fetches them, which frees them.
 
         Only for such a request: a second fetch could read blocks that by then hold another prompt.
         """
-        node = choose_decode(self._services.nodes.decode, self._sticky(turn), turn.failed)
+        node = choose_decode(self._services.nodes.decode, build, self._home(turn), turn.failed)
         if node is None or node in turn.failed:
             return  # prefill's own lease frees them
-        timeout = self._services.tunables.number("connect_timeout")
+        timeout = self._services.live.number("connect_timeout")
         body = openai.for_release(turn.body, params)
         try:
             answer = await node.client.request(
@@ -179,12 +199,12 @@ class Pipeline:
     ) -> None:
         services = self._services
         began = time.monotonic()
-        with node.busy(turn.tokens):
-            timeout = services.tunables.number("decode_idle_timeout")
+        with services.nodes.busy(node, turn.tokens):
+            timeout = services.live.number("decode_idle_timeout")
             answer = await self._ask(turn, node, openai.for_decode(turn.body, params), params or {}, timeout, delivery)
             if turn.key is not None:
                 services.affinity.set(turn.key, node.name)
-            key = turn.key if services.tunables.flag("round_trip") else None
+            key = turn.key if services.live.flag("round_trip") else None
             keeper = Keeper(services.store, services.nodes, services.metrics, key, node)
             try:
                 if (answer.header(b"content-type") or b"").startswith(b"text/event-stream"):

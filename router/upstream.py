@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
@@ -204,19 +204,31 @@ class Response:
         self._client.give_back(self._connection)
 
 
-class Client:
-    """Requests to one engine at `url` (http://host:port)."""
-
-    def __init__(self, url: str, connect_timeout: float) -> None:
+def address(url: str) -> SplitResult:
+    """Raises `ValueError` for a text that can't be where an engine listens."""
+    try:
         parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"{url!r} is not an engine's address. hint: http://HOST:PORT")
+        usable = parts.scheme == "http" and parts.hostname and parts.port != 0
+    except ValueError:  # a port or an IPv6 address that is none
+        usable = False
+    if not usable:
+        raise ValueError(f"{url!r} is not an engine's address. hint: http://HOST:PORT")
+    return parts
+
+
+class Client:
+    """Requests to one engine at `url` (http://host:port); `connect_timeout()` is asked for at each connection."""
+
+    def __init__(self, url: str, connect_timeout: Callable[[], float]) -> None:
+        parts = address(url)
+        assert parts.hostname is not None
         self._host = parts.hostname
         self._port = parts.port or 80
         self._authority = parts.netloc.encode()
         self._path = parts.path.rstrip("/").encode()
         self._connect_timeout = connect_timeout
         self._idle: list[_Connection] = []
+        self._closed = False
 
     @property
     def names(self) -> tuple[bytes, ...]:
@@ -280,23 +292,26 @@ class Client:
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
+        seconds = self._connect_timeout()
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(seconds):
                 _, connection = await loop.create_connection(_Connection, self._host, self._port)
         except TimeoutError:
-            raise NotSent(f"no connection within {self._connect_timeout:g} s") from None
+            raise NotSent(f"no connection within {seconds:g} s") from None
         except OSError as error:
             raise ConnectError(f"no connection: {error}") from None
         return connection
 
     def give_back(self, connection: _Connection) -> None:
-        if connection.reusable:
+        if connection.reusable and not self._closed:
             connection.idle_since = time.monotonic()
             self._idle.append(connection)
         else:
             connection.abort()
 
     def close(self) -> None:
+        """Keeps no connection from now on; requests still work."""
+        self._closed = True
         for connection in self._idle:
             connection.abort()
         self._idle.clear()

@@ -59,8 +59,9 @@ Script = Callable[[Request, Wire], Awaitable[None]]
 
 
 class FakeEngine:
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, host: str = "127.0.0.1") -> None:
         self.script = script
+        self.host = host
         self.requests: list[Request] = []
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -68,14 +69,14 @@ class FakeEngine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
         return [request.body for request in self.requests]
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from hypothesis import settings
 from uvicorn.server import ServerState
 
 from router.app import Router
-from router.config import Settings
+from router.discovery import Source, Static
+from router.live import Live
 from router.protocol import LimitedProtocol
 from runtime.exposition import total
-from runtime.parameters import Tunables
 from tests.fakes.engine import FakeEngine, decode_script, prefill_script
 
 # Examples get no time limit: on a machine that runs engines beside the tests it fails by chance.
@@ -102,8 +103,12 @@ class System:
 
     async def settle(self) -> None:
         """Until every engine that is up has been seen so."""
+        engines = len(self.prefill) + len(self.decode)
+        await self.until(lambda: sum(node.healthy for node in self.router.nodes.all) == engines)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
-            while not all(node.healthy for node in self.router.nodes.all):
+            while not holds():
                 await asyncio.sleep(0.01)
 
 
@@ -131,28 +136,57 @@ async def serving(router: Router) -> AsyncIterator[int]:
             await asyncio.gather(*state.tasks, return_exceptions=True)
 
 
+QUICK = {"health_interval": 0.1, "connect_timeout": 1.0}
+"""Tunables with which a test waits for little."""
+
+
+class Stage:
+    """What a test starts, each ended with it."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+
+    async def prefill(self, host: str = "127.0.0.1") -> FakeEngine:
+        return await self._engine(FakeEngine(prefill_script, host))
+
+    async def decode(self, params: Any = None, host: str = "127.0.0.1") -> FakeEngine:
+        """`params`: the handle it returns."""
+        return await self._engine(FakeEngine(decode_script(params), host))
+
+    async def _engine(self, engine: FakeEngine) -> FakeEngine:
+        await engine.start()
+        self._stack.push_async_callback(engine.stop)
+        return engine
+
+    async def router(
+        self, source: Source, prefill: list[FakeEngine], decode: list[FakeEngine], live: Live | None = None
+    ) -> System:
+        router = Router(source, live or Live(QUICK))
+        port = await self._stack.enter_async_context(serving(router))
+        return System(prefill, decode, router, Client(port))
+
+
 @pytest.fixture
-async def start() -> AsyncIterator[Start]:
-    """`await start(prefill=1, decode=1, **tunables)` gives a running `System`."""
+async def stage() -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
+        yield Stage(stack)
 
-        async def started(prefill: int = 1, decode: int = 1, **values: Any) -> System:
-            fakes = [
-                [FakeEngine(prefill_script) for _ in range(prefill)],
-                [FakeEngine(decode_script()) for _ in range(decode)],
-            ]
-            for engine in [*fakes[0], *fakes[1]]:
-                await engine.start()
-                stack.push_async_callback(engine.stop)
-            urls = [tuple(engine.url for engine in role) for role in fakes]
-            tunables = Tunables.of({"health_interval": 0.1, "connect_timeout": 1.0, **values})
-            router = Router(Settings(urls[0], urls[1], "127.0.0.1", 0, tunables))
-            port = await stack.enter_async_context(serving(router))
-            system = System(fakes[0], fakes[1], router, Client(port))
-            await system.settle()
-            return system
 
-        yield started
+@pytest.fixture
+async def start(stage: Stage) -> Start:
+    """`await start(prefill=1, decode=1, **tunables)` gives a running `System`; with `file`, that of the tunables."""
+
+    async def started(prefill: int = 1, decode: int = 1, file: Path | None = None, **values: Any) -> System:
+        prefills = [await stage.prefill() for _ in range(prefill)]
+        decodes = [await stage.decode() for _ in range(decode)]
+        source = Static((engine.url for engine in prefills), (engine.url for engine in decodes))
+        live = Live({**QUICK, **values}, file)
+        live.load()
+        system = await stage.router(source, prefills, decodes, live)
+        await system.settle()
+        return system
+
+    return started
 
 
 @pytest.fixture

@@ -151,7 +151,10 @@ async def test_no_engine_left_is_a_fast_503_and_not_ready(system: System) -> Non
     assert (await system.client.get("/ready")).json == {
         "status": "waiting",
         "lacking": ["decode"],
-        "engines": {"prefill": {"up": 1, "down": 0}, "decode": {"up": 0, "down": 1}},
+        "engines": {
+            "prefill": {"up": 1, "draining": 0, "down": 0},
+            "decode": {"up": 0, "draining": 0, "down": 1},
+        },
     }
     reply = await system.client.chat("c")
     assert reply.status == 503 and reply.headers["retry-after"] and "decode" in reply.json["error"]["message"]

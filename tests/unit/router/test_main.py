@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from router.config import parse
+from router.live import Live
 from runtime.parameters import BY_NAME
 from tests.fakes.engine import DONE, FINISH, TEXT, FakeEngine, Request, Wire, prefill_script
 from tests.unit.router.conftest import Client, Reply, read_reply
@@ -57,7 +58,8 @@ def test_a_bad_option_ends_the_process_with_2() -> None:
 def test_a_flag_goes_before_the_environment_and_that_before_the_default() -> None:
     urls = ["--prefill", "http://127.0.0.1:9", "--decode", "http://127.0.0.1:9"]
     environ = {"KVR_HANDLE_TTL": "7", "KVR_MAX_ATTEMPTS": "3"}
-    tunables = parse([*urls, "--max-attempts", "4"], environ).tunables
+    settings = parse([*urls, "--max-attempts", "4"], environ)
+    tunables = Live(settings.given, settings.tunables_file)
     assert (tunables.number("handle_ttl"), tunables.integer("max_attempts")) == (7, 4)
     assert tunables.number("prefill_timeout") == BY_NAME["prefill_timeout"].default
 

@@ -111,7 +111,7 @@ async def test_a_repeatable_request_is_sent_again_on_a_fresh_connection_and_only
 
     engine = FakeEngine(good)
     await engine.start()
-    client = Client(engine.url, connect_timeout=1)
+    client = Client(engine.url, connect_timeout=lambda: 1)
 
     async def ask() -> int:
         answer = await client.request(b"POST", b"/x", (), b"", timeout=2, idle_timeout=2)
@@ -137,7 +137,7 @@ async def test_bytes_after_an_answer_belong_to_no_other_request() -> None:
 
     engine = FakeEngine(says_too_much)
     await engine.start()
-    client = Client(engine.url, connect_timeout=1)
+    client = Client(engine.url, connect_timeout=lambda: 1)
     for _ in range(2):
         answer = await client.request(b"POST", b"/x", (), b"", timeout=2, idle_timeout=2)
         assert await answer.read_all(100) == b"{}"

@@ -19,7 +19,8 @@ def handle(engine: str = "e1") -> Handle:
 class Counted:
     def __init__(self, ttl: float = 8.0, limit: int = 1000) -> None:
         self.fates: Counter[str] = Counter()
-        self.store = HandleStore(ttl, limit, lambda fate, number: self.fates.update({fate: number}))
+        self.ttl = ttl
+        self.store = HandleStore(lambda: self.ttl, limit, lambda fate, number: self.fates.update({fate: number}))
 
 
 def test_rep_02_a_handle_is_taken_once() -> None:

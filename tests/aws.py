@@ -12,12 +12,14 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import boto3
+
+from runtime.node import NodeConfig
 
 REGION = "us-east-2"
 CREDENTIALS: Mapping[str, str] = {
@@ -30,6 +32,8 @@ CREDENTIALS: Mapping[str, str] = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
 _START_S = 60.0
+_IMAGE = "ami-12c6146b"
+"""One of those that moto knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,3 +237,37 @@ def _refused(message: str) -> Answer:
         f"<Code>ValidationError</Code><Message>{message}</Message></Error><RequestId>r-1</RequestId></ErrorResponse>"
     )
     return Answer(400, text.encode())
+
+
+def node(aws_url: str, metadata_url: str, **given: Any) -> NodeConfig:
+    """A decode engine's configuration with `given` in it; fields that nobody named are empty."""
+    usual: dict[str, Any] = {field.name: 0 if field.type == "int" else "" for field in fields(NodeConfig)}
+    usual |= {
+        "deployment": "kv-roundtrip", "region": REGION, "role": "decode", "accelerator": "cpu", "parameters": "/kv-roundtrip",
+        "group": "kv-decode", "launch_hook": "kv-decode-launch", "terminate_hook": "kv-decode-terminate",
+        "load_budget_s": 30, "endpoint_url": aws_url, "metadata_url": metadata_url,
+    }  # fmt: skip
+    return NodeConfig.parse(usual | given)
+
+
+def launch(aws: Aws, group: str = "") -> str:
+    """An instance, by its id; in an Auto Scaling group of that name when one is given."""
+    ec2 = aws.client("ec2")
+    if not group:
+        return str(ec2.run_instances(ImageId=_IMAGE, MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"])
+    scaling = aws.client("autoscaling")
+    scaling.create_launch_configuration(LaunchConfigurationName=group, ImageId=_IMAGE, InstanceType="t3.micro")
+    scaling.create_auto_scaling_group(
+        AutoScalingGroupName=group,
+        LaunchConfigurationName=group,
+        MinSize=1,
+        MaxSize=1,
+        AvailabilityZones=[f"{REGION}a"],
+    )
+    (made,) = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])["AutoScalingGroups"]
+    return str(made["Instances"][0]["InstanceId"])
+
+
+def tags(aws: Aws, instance: str) -> dict[str, str]:
+    found = aws.client("ec2").describe_tags(Filters=[{"Name": "resource-id", "Values": [instance]}])["Tags"]
+    return {tag["Key"]: tag["Value"] for tag in found}

@@ -1,0 +1,181 @@
+"""`python -m runtime.lifecycle ready|abandon`: tells Auto Scaling that this node serves, or never will.
+
+`ready` waits for the node's service, completes the launch hook with CONTINUE and tags the instance as serving. `abandon`
+completes it with ABANDON and exits with 1. Without a hook that waits, as after a reboot, neither is an error of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from runtime.metadata import Metadata, MetadataError
+from runtime.node import NodeConfig, NodeError
+from runtime.source import AWS_ERRORS, client, explain
+
+logger = logging.getLogger(__name__)
+
+STATE_TAG = "kv-roundtrip:state"
+_HEARTBEAT_S = 60.0
+_POLL_S = 2.0
+_PROBE_S = 5.0
+_NOTHING_PENDING = "No active Lifecycle Action"
+
+
+class NotReady(RuntimeError):
+    """The service did not answer in time. The text says what was last seen, and has a hint."""
+
+
+class Instance:
+    """This machine, as EC2 and Auto Scaling know it. Its methods raise what boto3 raises, and `MetadataError`."""
+
+    def __init__(self, node: NodeConfig, metadata: Metadata) -> None:
+        self._node = node
+        self._metadata = metadata
+        self._identity = ""
+        self._autoscaling = client("autoscaling", node.region, node.endpoint_url)
+        self._ec2 = client("ec2", node.region, node.endpoint_url)
+        self._held = -_HEARTBEAT_S
+
+    @property
+    def identity(self) -> str:
+        if not self._identity:
+            self._identity = self._metadata.require("instance-id")
+        return self._identity
+
+    def service_url(self) -> str:
+        """Where this node's engine or router listens: its private address."""
+        port = self._node.engine_port if self._node.is_engine else self._node.router_port
+        return f"http://{self._metadata.require('local-ipv4')}:{port}"
+
+    def complete(self, hook: str, result: str) -> bool:
+        """False when no action of that hook waits: it was completed before, or the node has none."""
+        return bool(hook) and self._of_hook(
+            self._autoscaling.complete_lifecycle_action, hook, LifecycleActionResult=result
+        )
+
+    def heartbeat(self, hook: str) -> bool:
+        """Starts the hook's time-out again. False as in `complete`."""
+        return bool(hook) and self._of_hook(self._autoscaling.record_lifecycle_action_heartbeat, hook)
+
+    def _of_hook(self, call: Callable[..., Any], hook: str, **more: str) -> bool:
+        try:
+            call(LifecycleHookName=hook, AutoScalingGroupName=self._node.group, InstanceId=self.identity, **more)
+        except ClientError as error:
+            if _NOTHING_PENDING in str(error):
+                return False
+            raise
+        return True
+
+    def tag_state(self, state: str) -> None:
+        self._ec2.create_tags(Resources=[self.identity], Tags=[{"Key": STATE_TAG, "Value": state}])
+
+    def hold_termination(self) -> None:
+        if time.monotonic() >= self._held + _HEARTBEAT_S:
+            self.heartbeat(self._node.terminate_hook)
+            self._held = time.monotonic()
+
+    def let_terminate(self) -> None:
+        done = self.complete(self._node.terminate_hook, "CONTINUE")
+        logger.warning("termination may go on%s", "" if done else "; no hook was waiting")
+
+    def set_unhealthy(self) -> None:
+        """Auto Scaling replaces the instance, once the group's grace period is over."""
+        self._autoscaling.set_instance_health(InstanceId=self.identity, HealthStatus="Unhealthy")
+
+
+def probe(url: str) -> str | None:
+    """Why `url` does not answer 200, or None."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=_PROBE_S):
+            return None
+    except urllib.error.HTTPError as error:
+        error.close()
+        return f"{url} answers {error.code}"
+    except (OSError, ValueError) as error:
+        return f"{url}: {getattr(error, 'reason', '') or error}"
+
+
+def wait(url: str, budget_s: float, beat: Callable[[], object], every_s: float = _HEARTBEAT_S) -> float:
+    """Seconds until `url` answered; `beat` is called meanwhile. Raises `NotReady` after the budget."""
+    start = time.monotonic()
+    beaten = start
+    while (fault := probe(url)) is not None:
+        now = time.monotonic()
+        if now - start >= budget_s:
+            raise NotReady(
+                f"not ready after {now - start:.0f} s: {fault}. hint: see `journalctl -u kv-roundtrip-engine` or "
+                "`-u kv-roundtrip-router`; a larger model needs a larger load_budget_s in the deployment's configuration"
+            )
+        if now - beaten >= every_s:
+            beaten = now
+            try:
+                beat()
+            except (*AWS_ERRORS, MetadataError) as error:
+                # The service may be ready long before the hook's own time-out.
+                logger.warning("no heartbeat: %s", explain(error))
+        time.sleep(min(_POLL_S, max(0.0, start + budget_s - now)))
+    return time.monotonic() - start
+
+
+def ready(node: NodeConfig, instance: Instance, heartbeat_s: float = _HEARTBEAT_S) -> None:
+    """The budget counts from here: what came before, the download of weights too, had the hook's own time-out."""
+    # Not the router's /ready: its engines may come later, and it is up without them.
+    url = f"{instance.service_url()}/health"
+    took = wait(url, node.load_budget_s, lambda: instance.heartbeat(node.launch_hook), heartbeat_s)
+    logger.info("%s answers after %.0f s", url, took)
+    done = instance.complete(node.launch_hook, "CONTINUE")
+    logger.info(
+        "launch hook completed: CONTINUE" if done else "no launch hook was waiting: this node was in service before"
+    )
+    instance.tag_state("serving")
+
+
+def abandon(node: NodeConfig, instance: Instance, reason: str) -> None:
+    logger.error("abandoning this node: %s", reason)
+    done = instance.complete(node.launch_hook, "ABANDON")
+    logger.error(
+        "launch hook completed: ABANDON" if done else "no launch hook was waiting; Auto Scaling keeps this node"
+    )
+
+
+def _reason(given: str) -> str:
+    """What systemd says of the unit that failed, which it tells the unit that it starts then."""
+    unit = os.environ.get("MONITOR_UNIT", "")
+    seen = f"{os.environ.get('MONITOR_SERVICE_RESULT', '')} {os.environ.get('MONITOR_EXIT_STATUS', '')}".strip()
+    return given or (f"{unit} failed ({seen}); see `journalctl -u {unit}`" if unit else "no reason given")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m runtime.lifecycle", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("what", choices=("ready", "abandon"))
+    parser.add_argument("--reason", default="", help="why, for `abandon` (default: what systemd says)")
+    given = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    try:
+        node = NodeConfig.read()
+        instance = Instance(node, Metadata(node.metadata_url))
+        if given.what == "abandon":
+            abandon(node, instance, _reason(given.reason))
+            return 1
+        ready(node, instance)
+        return 0
+    except (NodeError, MetadataError, NotReady) as error:
+        logger.error("%s", error)
+    except AWS_ERRORS as error:
+        logger.error("%s", explain(error))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""Hooks and tags of an instance, against moto; Auto Scaling's lifecycle actions, which moto lacks, are a front's."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from runtime.lifecycle import Instance, NotReady, ready
+from runtime.metadata import Metadata
+from runtime.node import NodeConfig
+from tests.aws import Answer, Aws, Call, Front, LifecycleHooks, emulator, free_port, front, launch, node, tags
+from tests.fakes.metadata import FakeMetadata, serving, usual
+from tests.unit.scripts.server import serving as answering
+
+ROOT = Path(__file__).parents[3]
+HOOK = "kv-decode-launch"
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[Aws]:
+    with emulator() as started:
+        yield started
+
+
+@dataclass
+class Site:
+    """An instance whose launch hook waits."""
+
+    aws: Aws
+    front: Front
+    hooks: LifecycleHooks
+    metadata: FakeMetadata
+    instance: str
+
+    def node(self, port: int, **given: object) -> NodeConfig:
+        return node(self.front.url, self.metadata.url, engine_port=port, **given)
+
+    @property
+    def state(self) -> str | None:
+        return tags(self.aws, self.instance).get("kv-roundtrip:state")
+
+
+@pytest.fixture
+def site(aws: Aws) -> Iterator[Site]:
+    instance = launch(aws)
+    hooks = LifecycleHooks((instance, HOOK))
+    with front(aws) as before, serving(usual(instance, "127.0.0.1")) as metadata:
+        before.rules.append(hooks)
+        yield Site(aws, before, hooks, metadata, instance)
+
+
+def run(site: Site, config: NodeConfig, folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+    file = folder / "node.json"
+    file.write_text(json.dumps(dataclasses.asdict(config)))
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime.lifecycle", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=90, env={**os.environ, "KVR_NODE_CONFIG": str(file), **environment},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def test_an_engine_that_answers_is_continued_and_tagged(site: Site, tmp_path: Path) -> None:
+    with answering({"/health": [(503, ""), (200, "")]}) as url:
+        code, said = run(site, site.node(port_of(url)), tmp_path, "ready")
+    assert (code, site.hooks.completed) == (0, [(site.instance, HOOK, "CONTINUE")])
+    assert site.state == "serving" and "CONTINUE" in said
+    (call,) = site.front.of("CompleteLifecycleAction")
+    assert call.form["AutoScalingGroupName"] == "kv-decode"
+
+
+def test_a_router_is_asked_at_its_own_port(site: Site, tmp_path: Path) -> None:
+    with answering({"/health": [(200, "")]}) as url:
+        config = site.node(1, role="router", router_port=port_of(url))
+        assert run(site, config, tmp_path, "ready")[0] == 0
+
+
+def test_after_a_reboot_no_hook_waits_and_that_is_said(site: Site, tmp_path: Path) -> None:
+    site.hooks.pending.clear()
+    with answering({"/health": [(200, "")]}) as url:
+        code, said = run(site, site.node(port_of(url)), tmp_path, "ready")
+    assert code == 0 and "in service before" in said and site.state == "serving"
+
+
+def test_heartbeats_until_it_answers_and_a_failing_one_is_no_end(site: Site) -> None:
+    answers = {"/health": [(503, "")]}
+    left = [1]
+
+    def fault(call: Call) -> Answer | None:
+        if call.action == "RecordLifecycleActionHeartbeat" and left[0]:
+            left[0] -= 1
+            return Answer(403, b"<ErrorResponse><Error><Code>AccessDenied</Code></Error></ErrorResponse>")
+        return None
+
+    site.front.rules.insert(0, fault)
+    with answering(answers) as url:
+        config = site.node(port_of(url))
+        instance = Instance(config, Metadata(config.metadata_url))
+        waiting = threading.Thread(target=ready, args=(config, instance, 0.1))
+        waiting.start()
+        deadline = time.monotonic() + 20
+        while len(site.front.of("RecordLifecycleActionHeartbeat")) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not site.hooks.completed
+        answers["/health"] = [(200, "")]
+        waiting.join(20)
+    assert not waiting.is_alive() and site.hooks.completed == [(site.instance, HOOK, "CONTINUE")]
+
+
+def test_over_its_budget_nothing_is_completed_and_the_reason_is_said(site: Site, tmp_path: Path) -> None:
+    config = site.node(free_port(), load_budget_s=1)
+    with pytest.raises(NotReady, match=r"not ready after \d+ s: .*refused.*hint:.*load_budget_s"):
+        ready(config, Instance(config, Metadata(config.metadata_url)))
+    code, said = run(site, config, tmp_path, "ready")
+    assert code == 1 and "not ready" in said and not site.hooks.completed and site.state is None
+
+
+def test_abandon_completes_the_hook_and_fails(site: Site, tmp_path: Path) -> None:
+    environment = {
+        "MONITOR_UNIT": "kv-roundtrip-weights.service", "MONITOR_SERVICE_RESULT": "exit-code", "MONITOR_EXIT_STATUS": "1",
+    }  # fmt: skip
+    code, said = run(site, site.node(1), tmp_path, "abandon", **environment)
+    assert (code, site.hooks.completed) == (1, [(site.instance, HOOK, "ABANDON")])
+    assert "kv-roundtrip-weights.service failed (exit-code 1)" in said
+
+
+def test_abandon_twice_says_so_and_fails(site: Site, tmp_path: Path) -> None:
+    run(site, site.node(1), tmp_path, "abandon", "--reason", "no EFA")
+    code, said = run(site, site.node(1), tmp_path, "abandon", "--reason", "no EFA")
+    assert code == 1 and "no launch hook was waiting" in said and len(site.hooks.completed) == 1
+
+
+def test_a_missing_permission_is_named_with_a_hint(site: Site, tmp_path: Path) -> None:
+    body = b"<ErrorResponse><Error><Type>Sender</Type><Code>AccessDenied</Code><Message>no</Message></Error></ErrorResponse>"
+    site.front.rules.insert(0, lambda call: Answer(403, body) if call.action == "CompleteLifecycleAction" else None)
+    with answering({"/health": [(200, "")]}) as url:
+        code, said = run(site, site.node(port_of(url)), tmp_path, "ready")
+    assert code == 1 and "CompleteLifecycleAction: AccessDenied" in said and "hint: the identity lacks" in said
+
+
+def test_without_a_configuration(site: Site, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime.lifecycle", "abandon"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ, "KVR_NODE_CONFIG": str(tmp_path / "none")},
+    )  # fmt: skip
+    assert done.returncode == 1 and "none can't be read" in done.stderr and "hint" in done.stderr

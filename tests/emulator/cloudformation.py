@@ -1,0 +1,166 @@
+"""moto's CloudFormation, where it is silent: what it leaves out is noted by name, what it forgets on updates is done.
+
+`install` changes moto's own functions in this process; call it once, before the first request.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moto.cloudformation import models, parsing
+
+from tests.emulator.kinds import Made
+
+SKIPPED = {
+    "AWS::CDK::Metadata": "usage statistics of the CDK; holds nothing",
+}
+"""Types that may be left out, each with the reason. Anything else that moto leaves out fails the run."""
+
+
+class Gaps:
+    """What was asked for and not done, by name. The only owner of that list; safe between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[str, set[str]] = {}
+
+    def note(self, what: str, type_: str) -> None:
+        if type_ not in SKIPPED:
+            with self._lock:
+                self._found.setdefault(what, set()).add(type_)
+
+    def listed(self) -> dict[str, list[str]]:
+        """`create`, `update` or `delete` -> the types."""
+        with self._lock:
+            return {what: sorted(types) for what, types in sorted(self._found.items())}
+
+
+def install(gaps: Gaps) -> None:
+    _note_unsupported(gaps)
+    _note_lost_updates(gaps)
+    _note_lost_deletes(gaps)
+    _update_dependents()
+    _forget_unknown_parameters()
+    _finish_change_sets()
+
+
+def _can(resource_class: Any, method: str) -> bool:
+    return not hasattr(getattr(resource_class, method), "__isabstractmethod__")
+
+
+def _note_unsupported(gaps: Gaps) -> None:
+    known = parsing.resource_class_from_type
+
+    def resource_class_from_type(resource_type: str) -> Any:
+        found = known(resource_type)
+        if found is None and resource_type not in parsing.NULL_MODELS:
+            gaps.note("create", resource_type)
+        return found
+
+    parsing.resource_class_from_type = resource_class_from_type
+
+
+def _note_lost_updates(gaps: Gaps) -> None:
+    """Of a type without an update moto would lose the resource: it keeps `None` in its place."""
+    update = parsing.parse_and_update_resource
+
+    def parse_and_update_resource(
+        logical_id: str, resource_json: dict[str, Any], resources_map: Any, account_id: str, region_name: str
+    ) -> Any:
+        original = resources_map[logical_id]
+        resource_class = parsing.resource_class_from_type(resource_json["Type"])
+        if resource_class is None:
+            return original
+        before = getattr(resources_map, "resolved_before", {}).get(logical_id)
+        if before is not None and before == _resolved(resource_json, resources_map):
+            return original  # only its metadata or dependencies have changed
+        if not isinstance(original, Made) and not _can(resource_class, "update_from_cloudformation_json"):
+            gaps.note("update", resource_json["Type"])
+            return original
+        return update(logical_id, resource_json, resources_map, account_id, region_name)
+
+    parsing.parse_and_update_resource = parse_and_update_resource
+
+
+def _note_lost_deletes(gaps: Gaps) -> None:
+    delete = parsing.ResourceMap._delete_resource
+
+    def _delete_resource(self: Any, parsed_resource: Any, resource_json: dict[str, Any]) -> None:
+        if isinstance(parsed_resource, Made):
+            parsed_resource.kind.delete(parsed_resource)
+            return
+        resource_class = parsing.resource_class_from_type(resource_json["Type"])
+        if not hasattr(parsed_resource, "delete") and not _can(resource_class, "delete_from_cloudformation_json"):
+            gaps.note("delete", resource_json["Type"])
+        delete(self, parsed_resource, resource_json)
+
+    parsing.ResourceMap._delete_resource = _delete_resource
+
+
+def _resolved(resource_json: Mapping[str, Any], resources_map: Any) -> Any:
+    """Its properties with every reference replaced by what it refers to now."""
+    return parsing.clean_json(copy.deepcopy(resource_json.get("Properties", {})), resources_map)
+
+
+def _existing(resources_map: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, resource_json in resources_map._resource_json_map.items():
+        if resources_map._parsed_resources.get(name) is not None:
+            yield name, resource_json
+
+
+def _update_dependents() -> None:
+    """moto updates only what has changed in the template itself, so that a group would keep the old version of its template."""
+    update = parsing.ResourceMap.update
+
+    def update_all(self: Any, template: dict[str, Any], parameters: dict[str, Any] | None = None) -> None:
+        self.resolved_before = {name: _resolved(json, self) for name, json in _existing(self)}
+        changed = {name for name, json in template["Resources"].items() if json != self._resource_json_map.get(name)}
+        try:
+            update(self, template, parameters)
+            while changed:
+                changed = set(_follow(self, changed))
+        finally:
+            self.resolved_before = {}
+
+    parsing.ResourceMap.update = update_all
+
+
+def _follow(resources_map: Any, changed: set[str]) -> Iterator[str]:
+    for name, json in list(_existing(resources_map)):
+        now = _resolved(json, resources_map)
+        if name not in changed and now != resources_map.resolved_before.get(name, now):
+            resources_map._parsed_resources[name] = parsing.parse_and_update_resource(
+                name, json, resources_map, resources_map._account_id, resources_map._region_name
+            )
+            resources_map.resolved_before[name] = now
+            yield name
+
+
+def _forget_unknown_parameters() -> None:
+    """The CDK CLI asks to keep parameters that the stack never had."""
+    resolve = models.CloudFormationBackend._resolve_update_parameters
+
+    def _resolve_update_parameters(self: Any, instance: Any, incoming_params: list[dict[str, Any]]) -> dict[str, str]:
+        known = [
+            given
+            for given in incoming_params
+            if not given.get("UsePreviousValue") or given["ParameterKey"] in instance.parameters
+        ]
+        return resolve(self, instance, known)
+
+    models.CloudFormationBackend._resolve_update_parameters = _resolve_update_parameters
+
+
+def _finish_change_sets() -> None:
+    """A stack made through a change set, as `cdk bootstrap` does, would have no outputs."""
+    apply = models.ChangeSet.apply
+
+    def apply_and_keep(self: Any) -> None:
+        apply(self)
+        self.stack.template_dict = self.template_dict
+        self.stack.output_map = self.stack._create_output_map()
+
+    models.ChangeSet.apply = apply_and_keep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import aws_cdk as cdk
 from aws_cdk import aws_ssm as ssm
@@ -16,27 +17,28 @@ _RESERVED = ("/aws", "/ssm")
 
 
 class Tunables(Construct):
-    """`<prefix>/<name>` for every parameter, set to the schema's default.
+    """`<prefix>/<name>` for every parameter, set to `values` or the schema's default.
 
     Parameter Store itself refuses most values outside the schema; readers check again. Raises `ValueError` for a prefix
     that Parameter Store would refuse at deployment.
     """
 
-    def __init__(self, scope: Construct, construct_id: str, *, prefix: str) -> None:
+    def __init__(self, scope: Construct, construct_id: str, *, prefix: str, values: Mapping[str, str] = {}) -> None:
         super().__init__(scope, construct_id)
         if not _PREFIX.fullmatch(prefix) or prefix.lower().startswith(_RESERVED):
             raise ValueError(
                 f"prefix is {prefix!r}, not a path that Parameter Store takes. "
                 "hint: set one like /kv-roundtrip, not below /aws or /ssm"
             )
-        self.parameters = {p.name: self._parameter(p, prefix) for p in PARAMETERS}
+        self.parameters = {p.name: self._parameter(p, prefix, values.get(p.name)) for p in PARAMETERS}
 
-    def _parameter(self, parameter: Parameter, prefix: str) -> ssm.StringParameter:
+    def _parameter(self, parameter: Parameter, prefix: str, value: str | None) -> ssm.StringParameter:
         resource = ssm.StringParameter(
             self,
             parameter.name,
             parameter_name=f"{prefix}/{parameter.name}",
-            string_value=value_text(parameter),
+            string_value=value_text(parameter) if value is None else value,
+            tier=ssm.ParameterTier.STANDARD,
             description=description(parameter),
             allowed_pattern=allowed_pattern(parameter),
         )

@@ -44,7 +44,11 @@ RULES = (
     Rule("runtime", ours=frozenset({"runtime"}), never=frozenset({"vllm", "aws_cdk"})),
     Rule("connector", ours=frozenset({"connector", SCHEMA}), only=frozenset({"vllm"})),
     Rule("router", ours=frozenset({"router", SCHEMA}), never=frozenset({"vllm", "torch", "aws_cdk"})),
-    Rule("stacks", ours=frozenset({"stacks", SCHEMA}), only=frozenset({"aws_cdk", "constructs"})),
+    Rule(
+        "stacks",
+        ours=frozenset({"stacks", SCHEMA}),
+        only=frozenset({"aws_cdk", "constructs", "pydantic", "cdk_nag"}),
+    ),
     Rule("app.py", ours=frozenset({"stacks", SCHEMA}), only=frozenset({"aws_cdk"})),
 )
 

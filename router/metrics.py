@@ -54,7 +54,7 @@ class Metrics:
         )
         self.engines = Gauge("kvr_engines", "Engines by role and state.", ["role", "state"], registry=registry)
         self.tunables_changed = Counter(
-            "kvr_tunables_changed", "Live values taken over from the node's file.", ["name"], registry=registry
+            "kvr_tunables_changed", "Live values taken over from the node's file.", ["tunable"], registry=registry
         )
         self.open_requests = Gauge("kvr_open_requests", "Requests being served.", registry=registry)
 

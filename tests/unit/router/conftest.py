@@ -73,6 +73,13 @@ class Client:
     async def get(self, path: str) -> Reply:
         return await self.post(path, b"")
 
+    async def is_ready(self) -> bool:
+        """False also while nothing listens yet."""
+        try:
+            return (await self.get("/ready")).status == 200
+        except (OSError, asyncio.IncompleteReadError):
+            return False
+
     async def metric(self, name: str, **labels: str) -> float:
         return total((await self.get("/metrics")).body.decode(), name, **labels)
 

@@ -1,18 +1,21 @@
 """`python -m router` as a process: its start, its refusals, its drain."""
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from router.config import parse
 from router.live import Live
-from runtime.parameters import BY_NAME
+from runtime.parameters import BY_NAME, TUNABLES_FILE_ENV
+from tests.aws import free_port
 from tests.fakes.engine import DONE, FINISH, TEXT, FakeEngine, Request, Wire, prefill_script
 from tests.unit.router.conftest import Client, Reply, read_reply
 
@@ -48,6 +51,75 @@ def test_a_bad_option_is_one_line_with_the_fix(more: list[str], says: str, capsy
         parse(command("http://127.0.0.1:9", "http://127.0.0.1:9", 0, *more)[3:], {})
     said = capsys.readouterr().err
     assert stopped.value.code == 2 and says in said and said.count("\n") == 1
+
+
+URLS = ["--prefill", "http://h:1", "--decode", "http://h:2"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "no engines given. hint: one of --prefill URL --decode URL, or --engines-file PATH"),
+        ([*URLS, "--engines-file", "f"], "--prefill and --decode and --engines-file"),
+        (["--decode", "http://h:2", "--engines-ec2", "d"], "--prefill and --decode and --engines-ec2"),
+        (["--engines-file", "f", "--engines-ec2", "d"], "--engines-file and --engines-ec2"),
+        (["--prefill", "http://h:1"], "no decode engine given. hint: --decode URL"),
+        (["--decode", "http://h:1"], "no prefill engine given"),
+        ([*URLS, "--prefill", "http://h:1"], "listed twice"),
+        (["--prefill", "http://h:0", "--decode", "http://h:2"], "http://h:0"),
+        ([*URLS, "--region", "us-east-2"], "--region us-east-2 is for --engines-ec2"),
+        (["--engines-ec2", "*"], "'*' is not a deployment"),
+        (["--engines-ec2", "d", "--region", "not a region"], "--region"),
+        ([*URLS, "--keep-alive", "0"], "set 1 or more"),
+        ([*URLS, "--keep-alive", "1.5"], "set 1 or more"),
+    ],
+)  # fmt: skip
+def test_engines_come_from_exactly_one_place(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(argv, {})
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and says in said and said.count("\n") == 1
+
+
+def test_without_a_region_ec2_is_refused_with_the_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    with pytest.raises(SystemExit):
+        parse(["--engines-ec2", "d"], {})
+    said = capsys.readouterr().err
+    assert "--region REGION" in said and said.count("\n") == 1
+
+
+def test_it_listens_on_loopback_and_keeps_connections_for_longer_than_a_balancer() -> None:
+    settings = parse(URLS, {})
+    assert (settings.host, settings.keep_alive, settings.tunables_file) == ("127.0.0.1", 75, None)
+    settings = parse([*URLS, "--keep-alive", "1260"], {TUNABLES_FILE_ENV: "/run/t.json"})
+    assert settings.keep_alive == 1260 and settings.tunables_file == Path("/run/t.json")
+
+
+async def test_an_idle_connection_stays_open_for_the_time_given() -> None:
+    port = free_port()
+    argv = command("http://127.0.0.1:9", "http://127.0.0.1:9", port, "--keep-alive", "2")
+    process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    reader, writer = await Client(port).open("/health", b"")
+                    break
+                except OSError:
+                    await asyncio.sleep(0.05)
+            assert (await read_reply(reader)).status == 200
+            began = time.monotonic()
+            assert await reader.read() == b""
+        assert 1.9 <= time.monotonic() - began < 10
+        writer.close()
+    finally:
+        process.kill()
+        await process.wait()
 
 
 def test_a_bad_option_ends_the_process_with_2() -> None:
@@ -89,21 +161,14 @@ class Running:
     async def start(self) -> None:
         await self.prefill.start()
         await self.decode.start()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         argv = command(self.prefill.url, self.decode.url, port, "--drain-timeout", str(self.drain_timeout))
         self.process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
         self.client = Client(port)
         deadline = time.monotonic() + 60
-        while not await self.is_ready():
+        while not await self.client.is_ready():
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
-
-    async def is_ready(self) -> bool:
-        try:
-            return (await self.client.get("/ready")).status == 200
-        except (OSError, asyncio.IncompleteReadError):
-            return False
 
     async def stop(self) -> None:
         if self.process.returncode is None:

@@ -50,6 +50,17 @@ def test_rep_03_a_handle_lives_for_its_time_from_the_end_of_decodes_turn() -> No
     assert counted.fates["expired"] == 1
 
 
+def test_rep_03_a_shorter_lifetime_holds_for_stored_handles_and_a_longer_one_does_not() -> None:
+    counted = Counted(ttl=8)
+    for name in ("a", "b", "c", "d"):
+        counted.store.put(key(name), handle(), now=0)
+    counted.ttl = 4
+    assert counted.store.take(key("a"), now=3) is not None and counted.store.take(key("b"), now=5) is None
+    counted.ttl = 100
+    assert counted.store.take(key("c"), now=7) is not None
+    assert counted.store.take(key("d"), now=9) is None  # decode keeps these blocks no longer than it said then
+
+
 def test_rep_04_the_caller_and_the_model_are_part_of_the_key() -> None:
     counted = Counted()
     counted.store.put(key("chat-1", caller="a"), handle(), now=0)
@@ -67,6 +78,14 @@ def test_rep_04_a_hundred_thousand_ids_stay_within_the_limit() -> None:
     assert len(counted.store) == len(affinity) == 500
     assert counted.store.take(key("99999"), now=1) is not None
     assert counted.fates["evicted"] == 99_500
+
+
+def test_a_handle_that_can_not_be_used_ends_with_the_fate_given() -> None:
+    counted = Counted()
+    counted.store.put(key("a"), handle(), now=0)
+    assert counted.store.take(key("a"), now=1, unusable=lambda _: "other_build") is None
+    assert counted.store.take(key("a"), now=1) is None
+    assert counted.fates == {"stored": 1, "other_build": 1, "missed": 1}
 
 
 def test_expired_handles_leave_without_being_asked_for() -> None:

@@ -41,21 +41,25 @@ class Instance:
     def __init__(self, node: NodeConfig, metadata: Metadata) -> None:
         self._node = node
         self._metadata = metadata
-        self._identity = ""
+        self._known: dict[str, str] = {}
         self._autoscaling = client("autoscaling", node.region, node.endpoint_url)
         self._ec2 = client("ec2", node.region, node.endpoint_url)
         self._held = -_HEARTBEAT_S
 
     @property
     def identity(self) -> str:
-        if not self._identity:
-            self._identity = self._metadata.require("instance-id")
-        return self._identity
+        return self._fact("instance-id")
 
     def service_url(self) -> str:
         """Where this node's engine or router listens: its private address."""
         port = self._node.engine_port if self._node.is_engine else self._node.router_port
-        return f"http://{self._metadata.require('local-ipv4')}:{port}"
+        return f"http://{self._fact('local-ipv4')}:{port}"
+
+    def _fact(self, path: str) -> str:
+        """What does not change while the instance lives."""
+        if path not in self._known:
+            self._known[path] = self._metadata.require(path)
+        return self._known[path]
 
     def complete(self, hook: str, result: str) -> bool:
         """False when no action of that hook waits: it was completed before, or the node has none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,10 @@ class NodeConfig:
     endpoint_url: str
     """"" for AWS, else an emulator."""
     metadata_url: str
+    stack: str = ""
+    """CloudFormation stack that made the group, which waits for a signal from each node; "" for none."""
+    group_resource: str = ""
+    """The group's logical id in it."""
 
     @property
     def is_engine(self) -> bool:
@@ -85,7 +89,8 @@ class NodeConfig:
         if not isinstance(given, Mapping):
             raise NodeError("not a JSON object. hint: deploy the stacks again and replace the node")
         known = {field.name: int if field.type == "int" else str for field in fields(cls)}
-        faults = [f"{name} is missing" for name in known if name not in given]
+        optional = {field.name for field in fields(cls) if field.default is not MISSING}
+        faults = [f"{name} is missing" for name in known if name not in given and name not in optional]
         faults += [f"{name} is not known" for name in given if name not in known]
         for name, kind in known.items():
             if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):

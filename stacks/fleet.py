@@ -13,6 +13,7 @@ from constructs import Construct
 
 from stacks.config import Capacity, Config
 from stacks.identity import Identity
+from stacks.network import ENGINE_PORT
 from stacks.userdata import group_name, node, user_data
 
 # Over the budget: the agent's last words, Auto Scaling's own delays.
@@ -100,6 +101,7 @@ class NodeGroup(Construct):
             "kv-roundtrip:deployment": self._config.name,
             "kv-roundtrip:role": self._role,
             "kv-roundtrip:build": image,
+            "kv-roundtrip:port": str(self._config.router.port if self._role == "router" else ENGINE_PORT),
         }
         return [cdk.CfnTag(key=key, value=value) for key, value in values.items()]
 

@@ -29,7 +29,7 @@ if [ ! -x /opt/kv-roundtrip/runtime/boot/start.sh ]; then
     echo "kv-roundtrip: this image holds no /opt/kv-roundtrip. hint: pin an image of the {name}-images stack" >&2
     exit 1
 fi
-exec /opt/kv-roundtrip/runtime/boot/start.sh
+exec /opt/kv-roundtrip/runtime/boot/start.sh {role}
 """
 
 
@@ -79,7 +79,7 @@ def node(
 
 def user_data(config: Config, entries: dict[str, object]) -> str:
     """Base64 for a launch template. Raises `ValueError` when EC2 would refuse the length."""
-    text = _SCRIPT.format(node=json.dumps(entries, indent=1), name=config.name)
+    text = _SCRIPT.format(node=json.dumps(entries, indent=1), name=config.name, role=entries["role"])
     if len(text.encode()) > LONGEST:
         raise ValueError(
             f"user data has {len(text.encode())} bytes, EC2 takes {LONGEST}. hint: shorten names in the config"

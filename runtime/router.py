@@ -36,10 +36,10 @@ def main() -> int:
     try:
         node = NodeConfig.read()
         command = argv(node, address.find(node.metadata_url).address)
+        os.execve(command[0], command, environment(node, run_folder() / "tunables.json", os.environ))
     except (NodeError, AddressError) as error:
         print(f"runtime.router: {error}", file=sys.stderr)
-        return 2
-    os.execve(command[0], command, environment(node, run_folder() / "tunables.json", os.environ))
+    return 2
 
 
 if __name__ == "__main__":

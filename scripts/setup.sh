@@ -34,7 +34,7 @@ is_done() { grep -qxF "$1" "$stamp" 2>/dev/null; }
 is_sound() {
     is_done "$(base)" && ! is_done begun && is_311 .venv/bin/python || return 1
     local extra
-    for extra in setup router node local cloud dev; do
+    for extra in setup router node local cloud dev cuda neuron; do
         ! grep -q "^$extra " "$stamp" || is_done "$(of_extra "$extra")" || return 1
     done
 }
@@ -118,7 +118,7 @@ install_project() {
 
 for extra in "$@"; do
     [ -f "locks/$extra.txt" ] || fail "there is no extra called $extra. hint: one of $(cd locks && echo *.txt | sed 's/\.txt//g')"
-    [ "$extra" != local ] || [ "$(uname -sm)" = "Linux x86_64" ] || fail "the engines are locked for Linux x86_64, this is $(uname -sm)"
+    [[ ! "$extra" =~ ^(local|cuda)$ ]] || [ "$(uname -sm)" = "Linux x86_64" ] || fail "the engines are locked for Linux x86_64, this is $(uname -sm)"
 done
 # One at a time: a second make waits for the first one's environment instead of tearing at it.
 exec 9>.venv.lock

@@ -114,7 +114,7 @@ def libfabric_version(said: Libfabric) -> tuple[int, ...]:
     return ()
 
 
-def nixl(backend: Backend, expected_rails: int, probe: Output) -> Result:
+def nixl(backend: str, expected_rails: int, probe: Output) -> Result:
     """On what `runtime.nixl_probe` printed, NIXL's own log lines on stderr included."""
     name = "nixl"
     if probe.fault or (probe.code or 0) < 0:
@@ -128,14 +128,14 @@ def nixl(backend: Backend, expected_rails: int, probe: Output) -> Result:
     if found.get("made") is not True:
         return _not_made(backend, found, probe.stderr)
     version = f"NIXL {found.get('version', '')}"
-    if backend is Backend.UCX:
+    if backend == Backend.UCX:
         return passed(name, f"{version} made UCX")
     return _rails(version, expected_rails, probe.stderr)
 
 
-def _not_made(backend: Backend, found: dict[str, object], log: str) -> Result:
+def _not_made(backend: str, found: dict[str, object], log: str) -> Result:
     plugins = found.get("plugins")
-    if isinstance(plugins, list) and plugins and backend.value not in plugins:
+    if isinstance(plugins, list) and plugins and backend not in plugins:
         return failed(
             "nixl", f"NIXL has no backend {backend} (it has {', '.join(map(str, plugins))})", "build the image again"
         )

@@ -92,7 +92,7 @@ def huge_pages(meminfo: str) -> Result:
     total, free, size = fields["HugePages_Total"], fields.get("HugePages_Free", 0), fields["Hugepagesize"]
     seen = f"{total} huge pages of {size} kB reserved ({total * size / 1024**2:.1f} GiB), {free} free"
     if not total:
-        fix = "the EFA installer reserves them (efa-hugepages.service); without them a device registers less memory"
+        fix = "the EFA installer reserves them at boot (efa_hugepages.sh); without them a device registers less memory"
         return warned("hugepages", seen, fix)
     if not free:
         return warned("hugepages", seen, "something else holds them: `grep -l huge /proc/*/smaps`")

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from runtime import log
 from runtime.drain import Drain, DrainError, departure
 from runtime.exposition import total
 from runtime.lifecycle import Instance, probe
@@ -228,7 +229,7 @@ def main(argv: Sequence[str]) -> int:
         "--infiniband", type=Path, default=INFINIBAND, help="where EFA devices show (default: %(default)s)"
     )
     given = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    log.configure()
     signal.signal(signal.SIGTERM, _leave_at_once)
     try:
         node = NodeConfig.read()

@@ -18,6 +18,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from runtime import log
 from runtime.metadata import Metadata, MetadataError
 from runtime.node import NodeConfig, NodeError
 from runtime.source import AWS_ERRORS, client, explain
@@ -165,7 +166,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("what", choices=("ready", "abandon"))
     parser.add_argument("--reason", default="", help="why, for `abandon` (default: what systemd says)")
     given = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    log.configure()
     try:
         node = NodeConfig.read()
         instance = Instance(node, Metadata(node.metadata_url))

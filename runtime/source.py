@@ -38,9 +38,10 @@ class SourceError(RuntimeError):
     """What was to be read can't be had. The text has a hint and no secret."""
 
 
-def client(service: str, region: str, endpoint_url: str) -> Any:
+def client(service: str, region: str, endpoint_url: str, connections: int = 10) -> Any:
     """A boto3 client; `endpoint_url` "" is AWS itself, and `region` "" what the environment says."""
-    return boto3.client(service, region_name=region or None, endpoint_url=endpoint_url or None, config=_CONFIG)
+    config = _CONFIG.merge(Config(max_pool_connections=connections))
+    return boto3.client(service, region_name=region or None, endpoint_url=endpoint_url or None, config=config)
 
 
 def explain(error: Exception) -> str:

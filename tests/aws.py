@@ -31,6 +31,7 @@ CREDENTIALS: Mapping[str, str] = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
+_OF_A_HOP = ("connection", "transfer-encoding", "server", "date")
 _START_S = 60.0
 _IMAGE = "ami-12c6146b"
 """One of those that moto knows."""
@@ -98,7 +99,7 @@ def _wait_for(port: int, child: subprocess.Popen[bytes]) -> None:
 @dataclass(frozen=True, slots=True)
 class Call:
     action: str
-    """The operation's name, like GetParametersByPath."""
+    """The operation's name, like GetParametersByPath; for S3 the method and path, like GET /bucket/key."""
     body: bytes
     at: float
 
@@ -113,6 +114,8 @@ class Answer:
     status: int
     body: bytes
     content_type: str = "text/xml"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """All of them, in place of the content type."""
 
 
 Rule = Callable[[Call], Answer | None]
@@ -140,16 +143,19 @@ def front(aws: Aws) -> Iterator[Front]:
 
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
-            call = Call(_action(self.headers, self.path, body), body, time.monotonic())
+            action = _action(self.headers, self.path, body) or f"{self.command} {self.path.partition('?')[0]}"
+            call = Call(action, body, time.monotonic())
             made.calls.append(call)
             given = next((said for rule in made.rules if (said := rule(call)) is not None), None)
             if given is None:
                 given = self.forwarded(body)
             self.send_response(given.status)
-            self.send_header("content-type", given.content_type)
-            self.send_header("content-length", str(len(given.body)))
+            usual = {"content-type": given.content_type, "content-length": str(len(given.body))}
+            for name, value in (given.headers or usual).items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(given.body)
+            if self.command != "HEAD":
+                self.wfile.write(given.body)
 
         def forwarded(self, body: bytes) -> Answer:
             behind = http.client.HTTPConnection(host, timeout=30)
@@ -157,11 +163,17 @@ def front(aws: Aws) -> Iterator[Front]:
             try:
                 behind.request(self.command, self.path, body, headers)
                 reply = behind.getresponse()
-                return Answer(reply.status, reply.read(), reply.headers.get("content-type", "text/xml"))
+                content = reply.read()
+                kept = {"content-length": str(len(content))}
+                # moto answers HEAD with two lengths, 0 and the object's; the later line of a name is the better one.
+                kept |= {
+                    n.lower(): text for n, text in reply.headers.items() if n.lower() not in _OF_A_HOP and text != "0"
+                }
+                return Answer(reply.status, content, headers=kept)
             finally:
                 behind.close()
 
-        do_GET = do_POST = do_PUT = answer  # noqa: N815
+        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             pass

@@ -21,7 +21,10 @@ _FILE_INTERVAL = 1.0
 # DescribeInstances shares its rate with everything else in the account; a node takes minutes to come and to go.
 _EC2_INTERVAL = 10.0
 _EC2_PAGE = 100
-_EC2_CONNECT_SECONDS, _EC2_READ_SECONDS = 3, 10
+# A router that is to leave waits for its call, with what boto3 repeats of it.
+_EC2_CONNECT_SECONDS, _EC2_READ_SECONDS = 3, 5
+
+_NOT_ALLOWED = "UnauthorizedOperation"
 
 _TAG = "kv-roundtrip:"
 _SERVING = ("", "serving")
@@ -153,21 +156,27 @@ class Ec2:
         self.interval: float | None = interval
         self._page = page
         self._deployment = deployment
-        self._odd: set[tuple[str, str]] = set()
+        self._odd: dict[str, str] = {}
+        """Why an instance is no engine, by its id."""
         self._client = _ec2_client(region)
 
     async def read(self) -> Engines:
         # boto3 waits and retries in its own way, which must not hold up any turn.
         instances = await asyncio.to_thread(self._describe)
-        found = {}
+        found, odd = {}, {}
         for instance in instances:
-            engine = self._engine(instance)
-            if engine is not None:
+            engine = _engine(instance)
+            if isinstance(engine, Engine):
                 found[engine.role, engine.url] = engine
+            else:
+                odd[instance["InstanceId"]] = engine
+        for name, reason in odd.items() - self._odd.items():
+            logger.warning("an instance is no engine", extra={"fields": {"instance": name, "reason": reason}})
+        self._odd = odd
         return tuple(found[place] for place in sorted(found))
 
     def _describe(self) -> list[Mapping[str, Any]]:
-        from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
+        from botocore.exceptions import BotoCoreError, ClientError
 
         filters = {f"tag:{_TAG}deployment": [self._deployment], "instance-state-name": ["running"]}
         filters[f"tag:{_TAG}role"] = [PREFILL, DECODE]
@@ -178,40 +187,32 @@ class Ec2:
             )
             return [instance for page in pages for group in page["Reservations"] for instance in group["Instances"]]
         except ClientError as error:
-            raise SourceFault(
-                f"EC2 {error.response['Error']['Code']}", f"{error}. hint: allow ec2:DescribeInstances"
-            ) from None
+            code = error.response["Error"]["Code"]
+            hint = ". hint: the router's role is to allow ec2:DescribeInstances" if code == _NOT_ALLOWED else ""
+            raise SourceFault(f"EC2 {code}", f"{error}{hint}") from None
         except BotoCoreError as error:
             raise SourceFault(f"EC2 {type(error).__name__}", str(error)) from None
 
-    def _engine(self, instance: Mapping[str, Any]) -> Engine | None:
-        """None, and one log line, for an instance whose tags or address make no engine: it must not hold up the others."""
-        tags = {tag["Key"].removeprefix(_TAG): tag["Value"] for tag in instance["Tags"] if tag["Key"].startswith(_TAG)}
-        host, port = instance.get("PrivateIpAddress", ""), tags.get("port", "")
-        engine = Engine(
-            tags["role"], f"http://{host}:{port}", tags.get("build", ""), tags.get("state", "") not in _SERVING
-        )
-        try:
-            if not host or not port:
-                raise ValueError(
-                    f"private address {host!r}, tag {_TAG}port {port!r}. hint: the tag is to hold the port"
-                )
-            address(engine.url)
-        except ValueError as error:
-            odd = (instance["InstanceId"], str(error))
-            if odd not in self._odd:
-                self._odd.add(odd)
-                fields = {"instance": odd[0], "reason": odd[1]}
-                logger.warning("an instance is no engine", extra={"fields": fields})
-            return None
-        return engine
+
+def _engine(instance: Mapping[str, Any]) -> Engine | str:
+    """An engine, or why the tags and the address of `instance` make none: it must not hold up the others."""
+    tags = {tag["Key"].removeprefix(_TAG): tag["Value"] for tag in instance["Tags"] if tag["Key"].startswith(_TAG)}
+    host, port = instance.get("PrivateIpAddress", ""), tags.get("port", "")
+    if not host or not port:
+        return f"private address {host!r}, tag {_TAG}port {port!r}. hint: the tag is to hold the port"
+    url = f"http://{host}:{port}"
+    try:
+        address(url)
+    except ValueError as error:
+        return str(error)
+    return Engine(tags["role"], url, tags.get("build", ""), tags.get("state", "") not in _SERVING)
 
 
 def _ec2_client(region: str | None) -> Any:
     try:
         # Here, because only a router on AWS needs it.
-        import boto3  # type: ignore[import-untyped]
-        from botocore.config import Config  # type: ignore[import-untyped]
+        import boto3
+        from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError:
         raise SourceFault("boto3", "--engines-ec2 needs boto3. hint: pip install 'kv-roundtrip[node]'") from None

@@ -127,6 +127,25 @@ async def test_a_stream_of_an_engine_that_left_goes_on_and_leaves_no_handle(list
     assert sent_handles(system) == [None, None]
 
 
+async def test_no_connection_is_kept_to_an_engine_that_left_during_a_request(listed: Listed) -> None:
+    system = await pair(listed)
+    second, go_on = await listed.stage.decode(), asyncio.Event()
+
+    async def waits(_: Request, wire: Wire) -> None:
+        await go_on.wait()
+        await wire.json(200, {"data": []})
+
+    first = system.decode[0]
+    first.script = waits
+    models = asyncio.ensure_future(system.client.get("/v1/models"))
+    await system.until(lambda: bool(first.requests))
+    listed.write([entry(system.prefill[0])], [entry(second)])
+    await listed.seen()
+    go_on.set()
+    assert (await models).status == 200
+    await system.until(lambda: not first._open)
+
+
 async def test_decode_that_leaves_while_prefill_works_is_replaced(listed: Listed) -> None:
     system = await pair(listed)
     second = await listed.stage.decode()

@@ -195,7 +195,8 @@ async def test_a_shorter_health_interval_does_not_wait_for_the_longer_one(stage:
     await system.settle()
     await decode.stop()
     values.write(health_interval=0.05)
-    await system.until(lambda: not system.router.nodes.decode[0].healthy)
+    async with asyncio.timeout(20):
+        await system.until(lambda: not system.router.nodes.decode[0].healthy)
 
 
 def test_every_live_tunable_of_the_router_is_taken_over(values: Values) -> None:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moto.cloudformation import models, parsing
 
-from tests.emulator.kinds import Made
+from tests.emulator.kinds import Made, told
 
 SKIPPED = {
     "AWS::CDK::Metadata": "usage statistics of the CDK; holds nothing",
@@ -45,6 +46,7 @@ def install(gaps: Gaps) -> None:
     _update_dependents()
     _forget_unknown_parameters()
     _finish_change_sets()
+    _delete_in_order()
 
 
 def _can(resource_class: Any, method: str) -> bool:
@@ -90,7 +92,8 @@ def _note_lost_deletes(gaps: Gaps) -> None:
 
     def _delete_resource(self: Any, parsed_resource: Any, resource_json: dict[str, Any]) -> None:
         if isinstance(parsed_resource, Made):
-            parsed_resource.kind.delete(parsed_resource)
+            with told(parsed_resource.kind):
+                parsed_resource.kind.delete(parsed_resource)
             return
         resource_class = parsing.resource_class_from_type(resource_json["Type"])
         if not hasattr(parsed_resource, "delete") and not _can(resource_class, "delete_from_cloudformation_json"):
@@ -164,3 +167,63 @@ def _finish_change_sets() -> None:
         self.stack.output_map = self.stack._create_output_map()
 
     models.ChangeSet.apply = apply_and_keep
+
+
+def _delete_in_order() -> None:
+    """moto deletes in no order and again until nothing more goes; the outputs of a deleted stack would make it anew."""
+
+    def delete(self: Any) -> None:
+        kept = {name for name, json in self._resource_json_map.items() if json.get("DeletionPolicy") == "Retain"}
+        for name in reversed(in_order(self._resource_json_map)):
+            resource = self._parsed_resources.get(name)
+            if name not in kept and resource is not None and not isinstance(resource, str):
+                self._delete_resource(resource, self._resource_json_map[name])
+                del self._parsed_resources[name]
+
+    end = models.Stack.delete
+
+    def end_stack(self: Any) -> None:
+        end(self)
+        self.output_map = parsing.OutputMap(self.resource_map, {}, self.stack_id)
+
+    parsing.ResourceMap.delete = delete
+    models.Stack.delete = end_stack
+
+
+def in_order(resources: Mapping[str, Any]) -> list[str]:
+    """Logical names, each after all that it refers to or depends on."""
+    ordered: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        if name in resources and name not in ordered:
+            json = resources[name]
+            after = json.get("DependsOn", [])
+            for other in [*references(json), *([after] if isinstance(after, str) else after)]:
+                if other != name:
+                    visit(other)
+            ordered[name] = None
+
+    for name in resources:
+        visit(name)
+    return list(ordered)
+
+
+_IN_TEXT = re.compile(r"\$\{([A-Za-z0-9]+)[.}]")
+
+
+def references(json: Any) -> Iterator[str]:
+    """Every logical name in `Ref`, `Fn::GetAtt` and `Fn::Sub`."""
+    if isinstance(json, Mapping):
+        for key, value in json.items():
+            if key == "Ref":
+                yield value
+            elif key == "Fn::GetAtt":
+                yield value.partition(".")[0] if isinstance(value, str) else value[0]
+            elif key == "Fn::Sub":
+                yield from _IN_TEXT.findall(value if isinstance(value, str) else value[0])
+                yield from references(value)
+            else:
+                yield from references(value)
+    elif isinstance(json, list):
+        for item in json:
+            yield from references(item)

@@ -80,7 +80,7 @@ class _Adapter:
         # moto changes what it is given in some places; the copy is what a later delete needs.
         properties = copy.deepcopy(dict(cloudformation_json.get("Properties", {})))
         made = Made(self.kind, self.api, region_name, resource_name, properties)
-        with _told(self.kind):
+        with told(self.kind):
             self.kind.create(made)
         return made
 
@@ -95,7 +95,7 @@ class _Adapter:
         properties = copy.deepcopy(dict(cloudformation_json.get("Properties", {})))
         if properties == original_resource.properties:
             return original_resource
-        with _told(self.kind):
+        with told(self.kind):
             if self.kind.update is not None:
                 self.kind.update(original_resource, properties)
             else:
@@ -108,7 +108,7 @@ class _Adapter:
 
 
 @contextlib.contextmanager
-def _told(kind: Kind) -> Iterator[None]:
+def told(kind: Kind) -> Iterator[None]:
     """An answer that the CDK CLI prints: it retries on a server error and then sees only that the stack exists."""
     try:
         yield

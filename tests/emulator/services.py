@@ -210,7 +210,27 @@ def _delete_secret(made: Made) -> None:
     made.call("secretsmanager", "delete_secret", SecretId=made.id, ForceDeleteWithoutRecovery=True)
 
 
+def _create_key(made: Made) -> None:
+    tags = [{"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in made.properties.get("Tags", [])]
+    asked = made.api.takes(made.region, "kms", "create_key", _without(made.properties, "KeyPolicy", "Tags"))
+    found = made.call("kms", "create_key", Policy=made.properties["KeyPolicy"], Tags=tags, **asked)["KeyMetadata"]
+    made.id = found["KeyId"]
+    made.attributes = {"Arn": found["Arn"], "KeyId": made.id}
+    if made.properties.get("EnableKeyRotation"):
+        made.call("kms", "enable_key_rotation", KeyId=made.id)
+
+
+def _update_key(made: Made, asked: Properties) -> None:
+    made.call("kms", "put_key_policy", KeyId=made.id, PolicyName="default", Policy=asked["KeyPolicy"])
+
+
+def _delete_key(made: Made) -> None:
+    days = made.properties.get("PendingWindowInDays", 30)
+    made.call("kms", "schedule_key_deletion", KeyId=made.id, PendingWindowInDays=days)
+
+
 KINDS = (
+    Kind("AWS::KMS::Key", _create_key, _delete_key, _update_key),
     Kind("AWS::SSM::Parameter", _create_parameter, _delete_parameter, _update_parameter, name="Name"),
     Kind("AWS::Logs::LogGroup", _create_log_group, _delete_log_group, _keep_logs, name="LogGroupName"),
     Kind("AWS::Logs::MetricFilter", _create_metric_filter, _delete_metric_filter, name="FilterName"),

@@ -5,6 +5,8 @@ Overrides scheduler-side methods only; their signatures are the same from vLLM 0
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from vllm.logger import init_logger
 
 from connector import digest
 from connector.handle import KEY, PEER_FIELDS, Cover, Refusal, block_groups, names_peer, parse_cover
+from connector.live import LiveValues
 from connector.policy import same_prompt, verified_blocks
 from connector.used import UsedHandles
 
@@ -51,9 +54,11 @@ class RoundtripScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._require_supported()
         self._pulls: dict[str, Pull] = {}
         self._used = UsedHandles()
+        self._live = LiveValues(self, vllm_config.kv_transfer_config.kv_role, os.environ)
 
     def on_new_request(self, request: Request) -> None:
         """Verifies first: vLLM acts on the params from here on, starting with heartbeats to the peer they name."""
+        self._live.poll(time.monotonic())
         params = request.kv_transfer_params
         if params and (params.get("do_remote_prefill") or params.get("remote_block_ids")):
             self._pulls[request.request_id] = self._verify(request, params)
@@ -94,6 +99,7 @@ class RoundtripScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 pull.fail()
 
     def request_finished(self, request: Request, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        self._live.poll(time.monotonic())
         pull = self._pulls.pop(request.request_id, None)
         # vLLM rewrites the role flags of these params in place; read the role first.
         on_prefill = bool((request.kv_transfer_params or {}).get("do_remote_decode"))

@@ -63,6 +63,8 @@ class FakeEngine:
         self.script = script
         self.host = host
         self.requests: list[Request] = []
+        self.checks = 0
+        """Requests for /health, which are not among the others."""
         self.port = 0
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
@@ -111,6 +113,7 @@ class FakeEngine:
     async def _answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire = Wire(writer)
         if request.path == "/health":
+            self.checks += 1
             await wire.json(200, {})
             return
         self.requests.append(request)

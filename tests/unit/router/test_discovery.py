@@ -100,7 +100,10 @@ async def test_an_engine_that_left_gets_nothing_more_and_its_handles_are_not_off
     assert len(first.requests) == asked and sent_handles(system) == [None, None, "e2"]
     assert await system.client.metric("kvr_handles_total", fate="engine_gone") == 1
     assert first.url.removeprefix("http://").encode() not in system.router.nodes.secrets
-    await system.until(lambda: not first._open)  # neither health checks nor a kept connection
+    await system.until(lambda: not first._open)
+    checks = first.checks
+    await asyncio.sleep(0.3)  # three health intervals
+    assert first.checks == checks
 
 
 async def test_a_stream_of_an_engine_that_left_goes_on_and_leaves_no_handle(listed: Listed) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from router import discovery
 from router.discovery import Ec2, Engine, SourceFault
 from tests.aws import REGION, Answer, Aws, Call, Front, emulator, free_port, front
 from tests.fakes.engine import DONE, FINISH, TEXT, FakeEngine, handle
@@ -198,10 +200,11 @@ async def test_a_slow_api_holds_up_no_turn(fleet: Fleet, stage: Stage) -> None:
         asyncio.run_coroutine_threadsafe(hold.wait(), loop).result(20)
         return None
 
-    asked = len(fleet.proxy.calls)
+    asked, began = len(fleet.proxy.calls), time.monotonic()
     fleet.proxy.rules.append(waits)
     await system.until(lambda: len(fleet.proxy.calls) > asked)
     assert (await system.client.chat()).status == 200
+    assert time.monotonic() - began < discovery._EC2_READ_SECONDS  # a call that held the loop would have failed by then
     hold.set()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
@@ -16,16 +16,16 @@ class Metrics:
             "kvr_ttft_seconds",
             "From the request's last byte to the answer's first.",
             ["reuse"],
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
         self.prefill = Histogram(
-            "kvr_prefill_seconds", "Prefill's part of a turn.", buckets=_SECONDS, registry=registry
+            "kvr_prefill_seconds", "Prefill's part of a turn.", buckets=SECONDS, registry=registry
         )
         self.decode_first_byte = Histogram(
             "kvr_decode_first_byte_seconds",
             "From decode's request to its first byte.",
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
         self.prompt_tokens = Counter("kvr_prompt_tokens", "Prompt tokens, as prefill counted them.", registry=registry)

@@ -13,7 +13,7 @@ from runtime.node import NodeConfig, NodeError, run_folder
 from runtime.parameters import TUNABLES_FILE_ENV
 
 # Above the longest idle time that a load balancer can have, 4,000 s: else it writes to connections that we are closing.
-_KEEP_ALIVE_S = 4_060
+KEEP_ALIVE_S = 4_060
 
 
 def argv(node: NodeConfig, host: str) -> list[str]:
@@ -22,7 +22,7 @@ def argv(node: NodeConfig, host: str) -> list[str]:
         raise NodeError(f"this node's role is {node.role}. hint: its unit is kv-roundtrip-engine")
     command = [sys.executable, "-m", "router", "--host", host, "--port", str(node.router_port)]
     command += ["--engines-ec2", node.deployment, "--region", node.region]
-    return [*command, "--keep-alive", str(_KEEP_ALIVE_S)]
+    return [*command, "--keep-alive", str(KEEP_ALIVE_S)]
 
 
 def environment(node: NodeConfig, tunables: Path, inherited: Mapping[str, str]) -> dict[str, str]:

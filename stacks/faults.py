@@ -8,6 +8,9 @@ from runtime.parameters import ParameterError, Tunables, parse_all
 from stacks.config import Config, Fault
 from stacks.machines import ENGINES, ROUTERS
 
+# vLLM's attention on a CPU takes no other block sizes; a GPU's multiples of 16.
+_BLOCK_MULTIPLE = 32
+
 
 def faults(config: Config) -> list[Fault]:
     """All of them; checks that need the machine wait for a known one."""
@@ -255,7 +258,10 @@ def _tunables(config: Config) -> list[Fault]:
     try:
         unknown = [name for name in config.tunables if name not in Tunables.of().values]
         found = [Fault(f"tunables.{name}", "is not a tunable", "see docs/tune.md") for name in unknown]
-        Tunables.of(parse_all(config.tunables))
+        size = Tunables.of(parse_all(config.tunables)).integer("block_size")
+        if size % _BLOCK_MULTIPLE:
+            hint = f"set a multiple of {_BLOCK_MULTIPLE}"
+            found.append(Fault("tunables.block_size", f"{size} is a size that no engine of ours takes", hint))
     except ParameterError as error:
         reason, _, hint = str(error).partition(". hint: ")
         found.append(Fault("tunables", reason, hint or "see docs/tune.md"))

@@ -26,7 +26,8 @@ SPOT_MARGIN = timedelta(seconds=10)
 """For stopping the engine, before EC2 takes the machine."""
 SETTLE = timedelta(seconds=30)
 """Routers read the tag some seconds later, and decode still fetches what prefill has finished."""
-_STOP_S = 90.0
+_STOP_S = 150.0
+"""Above the unit's own time-out for stopping the engine."""
 
 
 class DrainError(RuntimeError):

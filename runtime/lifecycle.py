@@ -1,14 +1,14 @@
 """`python -m runtime.lifecycle ready|abandon`: tells Auto Scaling that this node serves, or never will.
 
 `ready` waits for the node's service, completes the launch hook with CONTINUE and tags the instance as serving. `abandon`
-completes it with ABANDON and exits with 1. Without a hook that waits, as after a reboot, neither is an error of its own.
+completes it with ABANDON and exits with 1. Both also signal the CloudFormation stack that waits for its nodes. Where nobody
+waits, as after a reboot, that is said and no error of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 import time
 import urllib.error
@@ -45,6 +45,7 @@ class Instance:
         self._known: dict[str, str] = {}
         self._autoscaling = client("autoscaling", node.region, node.endpoint_url)
         self._ec2 = client("ec2", node.region, node.endpoint_url)
+        self._cloudformation = client("cloudformation", node.region, node.endpoint_url)
         self._held = -_HEARTBEAT_S
 
     @property
@@ -79,6 +80,22 @@ class Instance:
             if _NOTHING_PENDING in str(error):
                 return False
             raise
+        return True
+
+    def signal(self, success: bool) -> bool:
+        """To the stack that creates or updates the group. False when none waits for this node."""
+        if not self._node.stack:
+            return False
+        try:
+            self._cloudformation.signal_resource(
+                StackName=self._node.stack, LogicalResourceId=self._node.group_resource, UniqueId=self.identity,
+                Status="SUCCESS" if success else "FAILURE",
+            )  # fmt: skip
+        except ClientError as error:
+            # "... is in CREATE_COMPLETE state and cannot be signaled", and the like for a signal sent twice.
+            if error.response["Error"]["Code"] != "ValidationError":
+                raise
+            return False
         return True
 
     def tag_state(self, state: str) -> None:
@@ -140,38 +157,29 @@ def ready(node: NodeConfig, instance: Instance, heartbeat_s: float = _HEARTBEAT_
     took = wait(url, node.load_budget_s, lambda: instance.heartbeat(node.launch_hook), heartbeat_s)
     logger.info("%s answers after %.0f s", url, took)
     done = instance.complete(node.launch_hook, "CONTINUE")
-    logger.info(
-        "launch hook completed: CONTINUE" if done else "no launch hook was waiting: this node was in service before"
-    )
+    logger.info("launch hook: %s", "CONTINUE" if done else "none was waiting, this node was in service before")
     instance.tag_state("serving")
+    logger.info("stack: %s", "told of success" if instance.signal(success=True) else "none was waiting")
 
 
 def abandon(node: NodeConfig, instance: Instance, reason: str) -> None:
     logger.error("abandoning this node: %s", reason)
     done = instance.complete(node.launch_hook, "ABANDON")
-    logger.error(
-        "launch hook completed: ABANDON" if done else "no launch hook was waiting; Auto Scaling keeps this node"
-    )
-
-
-def _reason(given: str) -> str:
-    """What systemd says of the unit that failed, which it tells the unit that it starts then."""
-    unit = os.environ.get("MONITOR_UNIT", "")
-    seen = f"{os.environ.get('MONITOR_SERVICE_RESULT', '')} {os.environ.get('MONITOR_EXIT_STATUS', '')}".strip()
-    return given or (f"{unit} failed ({seen}); see `journalctl -u {unit}`" if unit else "no reason given")
+    logger.error("launch hook: %s", "ABANDON" if done else "none was waiting; Auto Scaling keeps this node")
+    logger.error("stack: %s", "told of failure" if instance.signal(success=False) else "none was waiting")
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m runtime.lifecycle", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("what", choices=("ready", "abandon"))
-    parser.add_argument("--reason", default="", help="why, for `abandon` (default: what systemd says)")
+    parser.add_argument("--reason", default="no reason given", help="why, for `abandon`'s log")
     given = parser.parse_args(argv)
     log.configure()
     try:
         node = NodeConfig.read()
         instance = Instance(node, Metadata(node.metadata_url))
         if given.what == "abandon":
-            abandon(node, instance, _reason(given.reason))
+            abandon(node, instance, given.reason)
             return 1
         ready(node, instance)
         return 0

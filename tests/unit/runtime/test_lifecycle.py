@@ -57,12 +57,12 @@ def site(aws: Aws) -> Iterator[Site]:
         yield Site(aws, before, hooks, metadata, instance)
 
 
-def run(site: Site, config: NodeConfig, folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+def run(site: Site, config: NodeConfig, folder: Path, *arguments: str) -> tuple[int, str]:
     file = folder / "node.json"
     file.write_text(json.dumps(dataclasses.asdict(config)))
     done = subprocess.run(
         [sys.executable, "-m", "runtime.lifecycle", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=90, env={**os.environ, "KVR_NODE_CONFIG": str(file), **environment},
+        cwd=ROOT, capture_output=True, text=True, timeout=90, env={**os.environ, "KVR_NODE_CONFIG": str(file)},
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
@@ -128,18 +128,50 @@ def test_over_its_budget_nothing_is_completed_and_the_reason_is_said(site: Site,
 
 
 def test_abandon_completes_the_hook_and_fails(site: Site, tmp_path: Path) -> None:
-    environment = {
-        "MONITOR_UNIT": "kv-roundtrip-weights.service", "MONITOR_SERVICE_RESULT": "exit-code", "MONITOR_EXIT_STATUS": "1",
-    }  # fmt: skip
-    code, said = run(site, site.node(1), tmp_path, "abandon", **environment)
+    code, said = run(site, site.node(1), tmp_path, "abandon", "--reason", "the weights did not come")
     assert (code, site.hooks.completed) == (1, [(site.instance, HOOK, "ABANDON")])
-    assert "kv-roundtrip-weights.service failed (exit-code 1)" in said
+    assert "the weights did not come" in said and not site.front.of("SignalResource")
+
+
+NOT_WAITING = b"""<ErrorResponse><Error><Type>Sender</Type><Code>ValidationError</Code>
+<Message>Stack kv is in CREATE_COMPLETE state and cannot be signaled</Message></Error></ErrorResponse>"""
+SIGNALLED = (
+    b"<SignalResourceResponse><ResponseMetadata><RequestId>r</RequestId></ResponseMetadata></SignalResourceResponse>"
+)
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "answer", "code", "told"),
+    [
+        ("ready", "SUCCESS", Answer(200, SIGNALLED), 0, "told of success"),
+        ("ready", "SUCCESS", Answer(400, NOT_WAITING), 0, "stack: none was waiting"),
+        (
+            "ready",
+            "SUCCESS",
+            Answer(403, b"<ErrorResponse><Error><Code>AccessDenied</Code></Error></ErrorResponse>"),
+            1,
+            "hint",
+        ),
+        ("abandon", "FAILURE", Answer(200, SIGNALLED), 1, "told of failure"),
+    ],
+)
+def test_the_stack_that_waits_is_told(
+    site: Site, tmp_path: Path, what: str, status: str, answer: Answer, code: int, told: str
+) -> None:
+    site.front.rules.insert(0, lambda call: answer if call.action == "SignalResource" else None)
+    with answering({"/health": [(200, "")]}) as url:
+        config = site.node(port_of(url), stack="kv", group_resource="GroupABC")
+        ended, said = run(site, config, tmp_path, what)
+    (call,) = site.front.of("SignalResource")
+    assert (ended, call.form["UniqueId"], call.form["Status"]) == (code, site.instance, status)
+    assert (call.form["StackName"], call.form["LogicalResourceId"]) == ("kv", "GroupABC")
+    assert told in said and site.hooks.completed
 
 
 def test_abandon_twice_says_so_and_fails(site: Site, tmp_path: Path) -> None:
     run(site, site.node(1), tmp_path, "abandon", "--reason", "no EFA")
     code, said = run(site, site.node(1), tmp_path, "abandon", "--reason", "no EFA")
-    assert code == 1 and "no launch hook was waiting" in said and len(site.hooks.completed) == 1
+    assert code == 1 and "launch hook: none was waiting" in said and len(site.hooks.completed) == 1
 
 
 def test_a_missing_permission_is_named_with_a_hint(site: Site, tmp_path: Path) -> None:

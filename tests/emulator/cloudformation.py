@@ -74,11 +74,10 @@ def _note_lost_updates(gaps: Gaps) -> None:
     ) -> Any:
         original = resources_map[logical_id]
         resource_class = parsing.resource_class_from_type(resource_json["Type"])
-        if resource_class is None:
-            return original
-        before = getattr(resources_map, "resolved_before", {}).get(logical_id)
-        if before is not None and before == _resolved(resource_json, resources_map):
+        now = _resolved(resource_json, resources_map)
+        if resource_class is None or resources_map.applied.get(logical_id) == now:
             return original  # only its metadata or dependencies have changed
+        resources_map.applied[logical_id] = now
         if not isinstance(original, Made) and not _can(resource_class, "update_from_cloudformation_json"):
             gaps.note("update", resource_json["Type"])
             return original
@@ -119,27 +118,26 @@ def _update_dependents() -> None:
     update = parsing.ResourceMap.update
 
     def update_all(self: Any, template: dict[str, Any], parameters: dict[str, Any] | None = None) -> None:
-        self.resolved_before = {name: _resolved(json, self) for name, json in _existing(self)}
-        changed = {name for name, json in template["Resources"].items() if json != self._resource_json_map.get(name)}
-        try:
-            update(self, template, parameters)
-            while changed:
-                changed = set(_follow(self, changed))
-        finally:
-            self.resolved_before = {}
+        # Logical name -> properties as they were last applied, references replaced.
+        self.applied = {name: _resolved(json, self) for name, json in _existing(self)}
+        update(self, template, parameters)
+        while _follow(self):
+            pass
 
     parsing.ResourceMap.update = update_all
 
 
-def _follow(resources_map: Any, changed: set[str]) -> Iterator[str]:
+def _follow(resources_map: Any) -> bool:
+    """Updates what refers to something that has changed since. False when there was nothing of the kind."""
+    followed = False
     for name, json in list(_existing(resources_map)):
         now = _resolved(json, resources_map)
-        if name not in changed and now != resources_map.resolved_before.get(name, now):
+        if now != resources_map.applied.setdefault(name, now):
+            followed = True
             resources_map._parsed_resources[name] = parsing.parse_and_update_resource(
                 name, json, resources_map, resources_map._account_id, resources_map._region_name
             )
-            resources_map.resolved_before[name] = now
-            yield name
+    return followed
 
 
 def _forget_unknown_parameters() -> None:

@@ -41,7 +41,13 @@ def _put_hooks(made: Made, asked: Properties) -> None:
 
 
 def _update_group(made: Made, asked: Properties) -> None:
-    made.call("autoscaling", "update_auto_scaling_group", **_group(made, "update_auto_scaling_group", asked))
+    direct = {name: value for name, value in asked.items() if name != "TargetGroupARNs"}
+    made.call("autoscaling", "update_auto_scaling_group", **_group(made, "update_auto_scaling_group", direct))
+    before, after = (set(one.get("TargetGroupARNs", [])) for one in (made.properties, asked))
+    for verb, targets in (("detach", before - after), ("attach", after - before)):
+        if targets:
+            operation = f"{verb}_load_balancer_target_groups"
+            made.call("autoscaling", operation, AutoScalingGroupName=made.id, TargetGroupARNs=sorted(targets))
     if asked.get("Tags"):
         made.call("autoscaling", "create_or_update_tags", Tags=_tags(made, asked))
     _put_hooks(made, asked)

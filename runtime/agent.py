@@ -8,6 +8,7 @@ fault of one task is logged and the others go on.
 from __future__ import annotations
 
 import argparse
+import http.client
 import logging
 import os
 import shlex
@@ -196,7 +197,7 @@ def _page(url: str) -> str | None:
     try:
         with opener.open(f"{url}/metrics", timeout=_PAGE_S) as answer:
             return bytes(answer.read()).decode()
-    except (OSError, ValueError):
+    except (OSError, http.client.HTTPException):
         return None
 
 

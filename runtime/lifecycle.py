@@ -8,6 +8,7 @@ waits, as after a reboot, that is said and no error of its own.
 from __future__ import annotations
 
 import argparse
+import http.client
 import logging
 import sys
 import time
@@ -124,7 +125,7 @@ def probe(url: str) -> str | None:
     except urllib.error.HTTPError as error:
         error.close()
         return f"{url} answers {error.code}"
-    except (OSError, ValueError) as error:
+    except (OSError, http.client.HTTPException) as error:
         return f"{url}: {getattr(error, 'reason', '') or error}"
 
 

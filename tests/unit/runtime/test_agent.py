@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.agent import Agent, Health
+from runtime.agent import Agent, Health, Task
 from runtime.parameters import PARAMETERS
 from tests.aws import Answer, Aws, Call
 from tests.unit.runtime.site import Site, aws, engine_page, site, ttft
@@ -33,6 +33,24 @@ def test_a_node_is_lost_only_after_longer_than_a_restart() -> None:
     assert not health.after(True, 170.0).after(False, 171.0).is_lost(171.0, 60)
     # Seen twice only, however long ago: the agent itself may have been asleep.
     assert not Health(2, 0.0).is_lost(900.0, 60)
+
+
+def test_a_fault_that_lasts_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+    faults = [OSError("no disk"), OSError("no disk"), ZeroDivisionError("ours"), ZeroDivisionError("ours"), None, None]
+
+    def act() -> None:
+        if (fault := faults.pop(0)) is not None:
+            raise fault
+
+    caplog.set_level("INFO", "runtime")
+    task = Task("metrics", act, lambda: 1.0)
+    while faults:
+        task.run()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("ERROR", "metrics: no disk"),
+        ("ERROR", "metrics: a fault that nobody foresaw; the agent goes on"),
+        ("INFO", "metrics: well again"),
+    ]
 
 
 def run_tasks(agent: Agent, *names: str) -> None:

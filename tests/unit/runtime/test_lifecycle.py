@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.lifecycle import Instance, NotReady, ready
+from runtime.lifecycle import Instance, NotReady, probe, ready
 from runtime.metadata import Metadata
 from runtime.node import NodeConfig
 from tests.aws import Answer, Aws, Call, Front, LifecycleHooks, emulator, free_port, front, launch, node, tags
@@ -125,6 +126,21 @@ def test_over_its_budget_nothing_is_completed_and_the_reason_is_said(site: Site,
         ready(config, Instance(config, Metadata(config.metadata_url)))
     code, said = run(site, config, tmp_path, "ready")
     assert code == 1 and "not ready" in said and not site.hooks.completed and site.state is None
+
+
+def test_what_is_no_http_is_not_ready() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        said: list[str | None] = []
+        asking = threading.Thread(
+            target=lambda: said.append(probe(f"http://127.0.0.1:{server.getsockname()[1]}/health"))
+        )
+        asking.start()
+        connection, _ = server.accept()
+        connection.recv(1000)
+        connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+        connection.close()
+        asking.join(10)
+    assert said and said[0] and "SSH-2.0" in said[0]
 
 
 def test_abandon_completes_the_hook_and_fails(site: Site, tmp_path: Path) -> None:

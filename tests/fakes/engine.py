@@ -63,6 +63,7 @@ class FakeEngine:
         self.script = script
         self.host = host
         self.requests: list[Request] = []
+        self.health = 200
         self.checks = 0
         """Requests for /health, which are not among the others."""
         self.port = 0
@@ -114,7 +115,7 @@ class FakeEngine:
         wire = Wire(writer)
         if request.path == "/health":
             self.checks += 1
-            await wire.json(200, {})
+            await wire.json(self.health, {})
             return
         self.requests.append(request)
         # The router sends one request at a time on a connection: a byte now can only be its end.

@@ -130,6 +130,26 @@ async def test_a_stream_of_an_engine_that_left_goes_on_and_leaves_no_handle(list
     assert sent_handles(system) == [None, None]
 
 
+async def test_handles_of_an_engine_that_left_unwell_go_before_its_open_requests(listed: Listed) -> None:
+    system = await pair(listed)
+    await system.client.chat("c")
+    second, first = await listed.stage.decode(), system.decode[0]
+
+    async def waits(request: Request, _: Wire) -> None:
+        await request.closed.wait()
+
+    first.script = waits
+    _, writer = await system.client.open("/v1/chat/completions", CHAT)
+    await system.until(lambda: len(first.requests) == 2)
+    first.health = 500
+    await system.until(lambda: not system.router.nodes.decode[0].healthy)
+    assert len(system.router.store) == 1
+    listed.write([entry(system.prefill[0])], [entry(second)])
+    await listed.seen()
+    assert len(system.router.store) == 0 and not first.requests[1].closed.is_set()
+    writer.close()
+
+
 async def test_no_connection_is_kept_to_an_engine_that_left_during_a_request(listed: Listed) -> None:
     system = await pair(listed)
     second, go_on = await listed.stage.decode(), asyncio.Event()

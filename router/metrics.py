@@ -19,9 +19,7 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
-        self.prefill = Histogram(
-            "kvr_prefill_seconds", "Prefill's part of a turn.", buckets=SECONDS, registry=registry
-        )
+        self.prefill = Histogram("kvr_prefill_seconds", "Prefill's part of a turn.", buckets=SECONDS, registry=registry)
         self.decode_first_byte = Histogram(
             "kvr_decode_first_byte_seconds",
             "From decode's request to its first byte.",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from router.config import parse
+from router.discovery import Ec2, EnginesFile, Static
 from router.live import Live
 from runtime.parameters import BY_NAME, TUNABLES_FILE_ENV
 from tests.aws import free_port
@@ -79,6 +80,11 @@ def test_engines_come_from_exactly_one_place(argv: list[str], says: str, capsys:
         parse(argv, {})
     said = capsys.readouterr().err
     assert stopped.value.code == 2 and says in said and said.count("\n") == 1
+
+
+def test_each_place_of_engines_is_chosen_by_its_flag() -> None:
+    given = (URLS, ["--engines-file", "f"], ["--engines-ec2", "d", "--region", "us-east-2"])
+    assert [type(parse(argv, {}).source) for argv in given] == [Static, EnginesFile, Ec2]
 
 
 def test_without_a_region_ec2_is_refused_with_the_flag(

@@ -17,7 +17,7 @@ os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from tests.emulator import cloudformation, network, operations, recorded, scaling, services
+from tests.emulator import capacity, cloudformation, network, operations, recorded, scaling, services
 from tests.emulator.api import Api
 from tests.emulator.kinds import install
 
@@ -47,6 +47,7 @@ class Emulator:
         api = Api(self.endpoint)
         install((*network.KINDS, *scaling.KINDS, *services.KINDS, *recorded.KINDS), api)
         operations.install()
+        capacity.install()
         cloudformation.install(self._gaps)
 
     def serve(self) -> None:

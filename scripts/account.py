@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -153,17 +154,22 @@ def quotas(plan: Plan, clients: Clients, now: datetime) -> Findings:
 
 
 def _used(ec2: Client, name: str) -> dict[str, int]:
-    """Quota -> vCPUs of running machines that are not this deployment's."""
-    used: dict[str, int] = {}
+    """Quota -> vCPUs of running On-Demand machines that are not this deployment's."""
+    running: Counter[str] = Counter()
     states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     for page in ec2.get_paginator("describe_instances").paginate(Filters=states):
         for instance in (one for reservation in page["Reservations"] for one in reservation["Instances"]):
             tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
-            cpu = instance.get("CpuOptions", {})
-            if tags.get("kv-roundtrip:deployment") != name and instance.get("InstanceLifecycle") is None:
-                code = counts_against(instance["InstanceType"])
-                used[code] = used.get(code, 0) + cpu.get("CoreCount", 0) * cpu.get("ThreadsPerCore", 0)
-    return used
+            # Spot machines and those of a Capacity Block have quotas of their own.
+            if tags.get("kv-roundtrip:deployment") != name and not instance.get("InstanceLifecycle"):
+                running[instance["InstanceType"]] += 1
+    used: Counter[str] = Counter()
+    if running:
+        for page in ec2.get_paginator("describe_instance_types").paginate(InstanceTypes=sorted(running)):
+            for one in page["InstanceTypes"]:
+                type_ = one["InstanceType"]
+                used[counts_against(type_)] += running[type_] * one["VCpuInfo"]["DefaultVCpus"]
+    return dict(used)
 
 
 def capacity(plan: Plan, clients: Clients, now: datetime) -> Findings:

@@ -12,7 +12,7 @@ give_up() {
     local status=$?
     trap - ERR
     say "$role node gives up (status $status); its reasons are above and in 'journalctl -u \"kv-roundtrip-*\"'"
-    "$here/.venv/bin/python" -m runtime.lifecycle abandon || true
+    "$here/.venv/bin/python" -m runtime.lifecycle abandon --reason "start.sh failed with status $status" || true
     exit $((status == 0 ? 1 : status))
 }
 trap give_up ERR

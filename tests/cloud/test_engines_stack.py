@@ -208,8 +208,7 @@ def node_of(data: dict[str, Any]) -> NodeConfig:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_user_data_is_a_node_configuration(profile: str) -> None:
-    templates, given = of_profile(profile), config(profile)
-    machine = given.machine
+    templates, machine = of_profile(profile), config(profile).machine
     for role in ROLES:
         node = node_of(launch(templates["engines"], role))
         assert node.role == role.lower()
@@ -224,7 +223,13 @@ def test_user_data_is_a_node_configuration(profile: str) -> None:
         assert all(name.startswith(f"{node.parameters}/") for name in names)
     router = node_of(one(templates["routing"], "EC2::LaunchTemplate")["LaunchTemplateData"])
     assert router.role == "router"
-    assert bool(router.valkey) == (given.router.count > 1)
+    assert not router.valkey
+
+
+def test_several_routers_are_told_of_their_store() -> None:
+    template = synthesise(config("p5en", router__count=2))["routing"]
+    data = text(one(template, "EC2::LaunchTemplate")["LaunchTemplateData"]["UserData"])
+    assert '"valkey": "?:6379"' in data
 
 
 def test_routers_find_engines_by_the_tags_of_the_launch_template() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -59,7 +59,14 @@ def examine(plan: Plan, clients: Clients, now: datetime) -> list[Finding]:
         return found
     for name, check in CHECKS.items():
         found += guarded(name, lambda check=check: check(plan, clients, now))  # type: ignore[misc]
+    if not plan.is_pinned:
+        # No engine starts yet; images can be built while a quota is asked for or a block has not begun.
+        found = [_later(finding) if finding.check in ("quota", "capacity") else finding for finding in found]
     return found
+
+
+def _later(finding: Finding) -> Finding:
+    return replace(finding, level=Level.WARNING) if finding.level is Level.FAULT else finding
 
 
 def guarded(check: str, run: Callable[[], Findings]) -> Findings:

@@ -42,7 +42,10 @@ def going(stacks: Sequence[str], clients: Clients) -> Iterator[str]:
     for stack in stacks:
         pages = clients("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack)
         types = Counter(
-            one["ResourceType"].rpartition("::")[2] for page in pages for one in page["StackResourceSummaries"]
+            one["ResourceType"].rpartition("::")[2]
+            for page in pages
+            for one in page["StackResourceSummaries"]
+            if one.get("ResourceType")  # an emulator lists what it skipped without one
         )
         yield f"{stack}: " + ", ".join(f"{count} {type_}" for type_, count in sorted(types.items()))
 

@@ -108,6 +108,14 @@ def test_all_faults_at_once_each_with_its_fix(aws: Running) -> None:
     assert all(finding.hint for finding in faults)
 
 
+def test_before_the_first_images_a_missing_quota_is_a_warning(aws: Running) -> None:
+    _grant(aws, 0)
+    _bootstrap(aws, "32")
+    findings = examine(_plan({"engine": "", "router": ""}), aws.client, _NOW)
+    assert _faults(findings) == {}
+    assert {"quota", "capacity", "images"} == {one.check for one in findings if one.level is Level.WARNING}
+
+
 def test_a_zone_that_is_not_there_or_does_not_offer_the_type(aws: Running, images: dict[str, str]) -> None:
     _grant(aws, 384)
     assert "use2-az1, use2-az2" in _faults(examine(_plan(images, zone_id="use2-az9"), aws.client, _NOW))["zone"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from stacks.config import Config
@@ -68,7 +69,12 @@ class NetworkStack(cdk.Stack):
                 ec2.SubnetConfiguration(name="router", subnet_type=ec2.SubnetType.PRIVATE_WITH_EGRESS, cidr_mask=26),
             ],
             gateway_endpoints={"S3": ec2.GatewayVpcEndpointOptions(service=ec2.GatewayVpcEndpointAwsService.S3)},
-            flow_logs={"Rejected": ec2.FlowLogOptions(traffic_type=ec2.FlowLogTrafficType.REJECT)},
+            flow_logs={
+                "Rejected": ec2.FlowLogOptions(
+                    traffic_type=ec2.FlowLogTrafficType.REJECT,
+                    destination=ec2.FlowLogDestination.to_cloud_watch_logs(self._flow_logs()),
+                )
+            },
         )
         engine = ec2.PrivateSubnet(
             self,
@@ -85,6 +91,15 @@ class NetworkStack(cdk.Stack):
         self._engine_subnet: ec2.ISubnet = engine
         routers = [subnet.subnet_id for subnet in vpc.private_subnets]
         return vpc, Subnets(engine.subnet_id, routers, [subnet.subnet_id for subnet in vpc.public_subnets])
+
+    def _flow_logs(self) -> logs.LogGroup:
+        """What the security groups refused: the first look when engines do not reach each other."""
+        return logs.LogGroup(
+            self,
+            "RefusedLogs",
+            retention=logs.RetentionDays.ONE_WEEK,
+            removal_policy=cdk.RemovalPolicy.DESTROY,
+        )
 
     def _imported(self) -> tuple[ec2.IVpc, Subnets]:
         network = self._config.network

@@ -101,13 +101,15 @@ class ObservabilityStack(cdk.Stack):
             events.EventPattern(source=["aws.ec2"], detail_type=list(_BLOCK_ENDING)),
         )
 
-    def _metric(self, name: str, role: str, statistic: str = "Sum") -> cloudwatch.Metric:
+    def _metric(
+        self, name: str, role: str, statistic: str = "Sum", period: cdk.Duration = _MINUTE
+    ) -> cloudwatch.Metric:
         return cloudwatch.Metric(
             namespace=METRICS_NAMESPACE,
             metric_name=name,
             dimensions_map={"Deployment": self._config.name, "Role": role},
             statistic=statistic,
-            period=_MINUTE,
+            period=period,
         )
 
     def _burn(self, window: cdk.Duration) -> cloudwatch.MathExpression:
@@ -115,8 +117,8 @@ class ObservabilityStack(cdk.Stack):
         return cloudwatch.MathExpression(
             expression=f"IF(all > 0, (1 - good / all) / {1 - _OBJECTIVE:.2f}, 0)",
             using_metrics={
-                "good": self._metric("FirstTokensGood", "router"),
-                "all": self._metric("FirstTokensAll", "router"),
+                "good": self._metric("FirstTokensGood", "router", period=window),
+                "all": self._metric("FirstTokensAll", "router", period=window),
             },
             period=window,
             label="TTFT budget burn",

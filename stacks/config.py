@@ -129,8 +129,9 @@ class Config(_Part):
     edge: Edge = Edge()
     images: Images = Images()
     alarm_email: str = Field(default="", pattern=r"^([^@\s]+@[^@\s]+\.[^@\s]+)?$")
-    load_budget_minutes: int = Field(default=40, ge=3, le=110)
-    """From a node's boot to its first answer; grace, hooks and signals all follow from it."""
+    load_budget_minutes: int = Field(default=40, ge=3, le=60)
+    """From a node's boot to its first answer; grace, hooks and signals all follow from it. CloudFormation waits for a replaced
+    node for an hour at most, so beyond 50 a roll-out has less than the ten minutes of slack that the first start has."""
     root_volume_gib: int = Field(default=100, ge=20, le=16_384)
     log_retention_days: Literal[1, 3, 5, 7, 14, 30, 60, 90, 180, 365] = 30
     tunables: Mapping[str, str] = {}

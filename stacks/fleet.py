@@ -18,8 +18,11 @@ from stacks.userdata import group_name, node, user_data
 
 # Over the budget: the agent's last words, Auto Scaling's own delays.
 _BUFFER_S = 600
-# The longest drain of a node, runtime/parameters.py's upper bound for node_drain_timeout.
-_DRAIN_S = 3600
+# A node that drains asks for this long again every minute (runtime/drain.py); one that can't, is gone after it.
+# Auto Scaling lets it ask for a hundred times as long in all, far above the longest node_drain_timeout.
+_TERMINATION_S = 600
+# CloudFormation refuses the stack beyond it: "PauseTime ... must be no greater than PT3600S".
+_LONGEST_PAUSE_S = 3600
 _AT_ONCE = 1
 
 
@@ -53,7 +56,7 @@ class NodeGroup(Construct):
             # A number, not $Latest: a changed template then changes the group, which replaces its nodes.
             version=self.template.attr_latest_version_number,
         )
-        self.group.add_resource_dependency(self.identity.profile)
+        self.identity.hold(self.group)
 
     def _template(self, instance_type: str, image: str, data: str) -> ec2.CfnLaunchTemplate:
         config = self._config
@@ -135,7 +138,7 @@ class NodeGroup(Construct):
                     lifecycle_hook_name=f"{name}-terminate",
                     lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
                     default_result="CONTINUE",
-                    heartbeat_timeout=_DRAIN_S + _BUFFER_S,
+                    heartbeat_timeout=_TERMINATION_S,
                 ),
             ],
             metrics_collection=[
@@ -148,16 +151,15 @@ class NodeGroup(Construct):
                 )
             ],
         )
-        signal = cdk.Duration.seconds(patience).to_iso_string()
         group.cfn_options.creation_policy = cdk.CfnCreationPolicy(
-            resource_signal=cdk.CfnResourceSignal(count=count, timeout=signal)
+            resource_signal=cdk.CfnResourceSignal(count=count, timeout=_iso(patience))
         )
         group.cfn_options.update_policy = cdk.CfnUpdatePolicy(
             # Old nodes go before new ones come: there is no spare P5en to have both.
             auto_scaling_rolling_update=cdk.CfnAutoScalingRollingUpdate(
                 min_instances_in_service=spare,
                 max_batch_size=_AT_ONCE,
-                pause_time=signal,
+                pause_time=_iso(min(patience, _LONGEST_PAUSE_S)),
                 wait_on_resource_signals=True,
                 suspend_processes=["HealthCheck", "ReplaceUnhealthy", "AZRebalance", "AlarmNotification"],
             )
@@ -165,20 +167,21 @@ class NodeGroup(Construct):
         return group
 
 
+def _iso(seconds: int) -> str:
+    return cdk.Duration.seconds(seconds).to_iso_string()
+
+
 def _capacity(capacity: Capacity) -> dict[str, Any]:
-    if capacity.kind == "on-demand":
+    """For a block; the group itself is pointed at a reservation, by `_only_reserved`."""
+    if capacity.kind != "block":
         return {}
     target = ec2.CfnLaunchTemplate.CapacityReservationTargetProperty(capacity_reservation_id=capacity.id)
-    reserved: dict[str, Any] = {
+    return {
         "capacity_reservation_specification": ec2.CfnLaunchTemplate.CapacityReservationSpecificationProperty(
             capacity_reservation_target=target
-        )
+        ),
+        "instance_market_options": ec2.CfnLaunchTemplate.InstanceMarketOptionsProperty(market_type="capacity-block"),
     }
-    if capacity.kind == "block":
-        reserved["instance_market_options"] = ec2.CfnLaunchTemplate.InstanceMarketOptionsProperty(
-            market_type="capacity-block"
-        )
-    return reserved
 
 
 def _only_reserved(

@@ -13,6 +13,15 @@ from stacks.userdata import group_name, prefix
 
 METRICS_NAMESPACE = "KVRoundtrip"
 STATE_TAG = "kv-roundtrip:state"
+# What the SSM agent needs for a session, and no more; none of it has a resource.
+# https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
+SESSION_ACTIONS = (
+    "ssm:UpdateInstanceInformation",
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
+)
 
 
 class Identity(Construct):
@@ -27,9 +36,8 @@ class Identity(Construct):
             "Role",
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
             description=f"{config.name}: {role} nodes",
-            # Session Manager: a shell on a node without a key or an open port.
-            managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name("AmazonSSMManagedInstanceCore")],
         )
+        self._allow_sessions()
         self._allow_parameters()
         self._allow_own_group(role)
         self._allow_reports(role)
@@ -40,6 +48,14 @@ class Identity(Construct):
             self._allow_weights()
         self.profile = iam.CfnInstanceProfile(self, "Profile", roles=[self.role.role_name])
 
+    def hold(self, nodes: cdk.CfnResource) -> None:
+        """`nodes` come after the profile and the policy, and go before them: a node that may not complete its termination hook
+        stays, and costs, until the hook times out."""
+        policy = self.role.node.find_child("DefaultPolicy").node.default_child
+        assert isinstance(policy, cdk.CfnResource)
+        for needed in (self.profile, policy):
+            nodes.add_resource_dependency(needed)
+
     def _allow(self, *actions: str, resources: list[str], conditions: dict[str, Any] | None = None) -> None:
         self.role.add_to_policy(
             iam.PolicyStatement(actions=list(actions), resources=resources, conditions=conditions or {})
@@ -48,6 +64,12 @@ class Identity(Construct):
     def _arn(self, service: str, resource: str, account: str | None = None) -> str:
         where = self._stack.account if account is None else account
         return f"arn:{self._stack.partition}:{service}:{self._stack.region}:{where}:{resource}"
+
+    def _allow_sessions(self) -> None:
+        """Session Manager: a shell on a node without a key or an open port. Not AmazonSSMManagedInstanceCore, which also lets a
+        node read every parameter of the account, the hub's token among them.
+        """
+        self._allow(*SESSION_ACTIONS, resources=["*"])
 
     def _allow_parameters(self) -> None:
         self._allow("ssm:GetParametersByPath", resources=[self._arn("ssm", f"parameter{prefix(self._config)}")])
@@ -59,12 +81,7 @@ class Identity(Construct):
             "autoscaling:CompleteLifecycleAction",
             "autoscaling:RecordLifecycleActionHeartbeat",
             "autoscaling:SetInstanceHealth",
-            "autoscaling:SuspendProcesses",
             resources=[group],
-        )
-        # Neither call can be limited to one group; both only read.
-        self._allow(
-            "autoscaling:DescribeAutoScalingInstances", "autoscaling:DescribeScalingActivities", resources=["*"]
         )
         stack = f"stack/{self._stack.stack_name}/*"
         self._allow("cloudformation:SignalResource", resources=[self._arn("cloudformation", stack)])

@@ -86,7 +86,7 @@ def faults(changes: Mapping[str, Any], profile: str = "p5en") -> list[tuple[str,
         ({"tensor_paralel": 1}, "tensor_paralel", "did you mean tensor_parallel?"),
         ({"name": "Has Spaces"}, "name", "matches"),
         ({"images.engine": "ami-latest"}, "images.engine", "matches"),
-        ({"load_budget_minutes": 500}, "load_budget_minutes", "less than or equal to 110"),
+        ({"load_budget_minutes": 500}, "load_budget_minutes", "less than or equal to 60"),
         ({"log_retention_days": 8}, "log_retention_days", "is 8"),
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.node import NodeConfig
+from runtime.parameters import BY_NAME
 from stacks.machines import ENGINES
 from stacks.userdata import LONGEST
 from tests.cloud.synth import PINNED, PROFILES, config, of_profile, of_type, one, synthesise, text
@@ -120,7 +121,7 @@ def test_rep_18_image_is_pinned_and_a_changed_flag_rolls_out(profile: str) -> No
         assert rolling["WaitOnResourceSignals"] is True
 
 
-@pytest.mark.parametrize("minutes", [3, 40, 110])
+@pytest.mark.parametrize("minutes", [3, 40, 50])
 def test_rep_19_every_wait_follows_from_the_load_budget(minutes: int) -> None:
     templates = synthesise(config("p5en", load_budget_minutes=minutes))
     for template, roles in ((templates["engines"], ROLES), (templates["routing"], ("Routers",))):
@@ -139,6 +140,39 @@ def test_rep_19_every_wait_follows_from_the_load_budget(minutes: int) -> None:
             assert max(waits) <= 7200
             assert start["DefaultResult"] == "ABANDON"
             assert all(hook["HeartbeatTimeout"] <= 7200 for hook in hooks.values())
+
+
+@pytest.mark.parametrize("minutes", [51, 60])
+def test_cloudformation_takes_no_pause_above_an_hour(minutes: int) -> None:
+    template = synthesise(config("p5en", load_budget_minutes=minutes))["engines"]
+    for role in ROLES:
+        whole = group(template, role)
+        # "PauseTime must be ... no greater than PT3600S": https://github.com/aws/aws-cdk/issues/1113
+        assert seconds(whole["UpdatePolicy"]["AutoScalingRollingUpdate"]["PauseTime"]) == 3600
+        assert seconds(whole["CreationPolicy"]["ResourceSignal"]["Timeout"]) == minutes * 60 + 600
+
+
+def test_a_node_that_says_nothing_holds_up_its_end_for_minutes_and_one_that_drains_for_its_longest_drain() -> None:
+    longest = BY_NAME["node_drain_timeout"].maximum
+    for profile in PROFILES:
+        templates = of_profile(profile)
+        for template, roles in ((templates["engines"], ROLES), (templates["routing"], ("Routers",))):
+            for role in roles:
+                hooks = group(template, role)["Properties"]["LifecycleHookSpecificationList"]
+                end = next(h for h in hooks if h["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING")
+                assert end["DefaultResult"] == "CONTINUE"
+                # An agent asks again every minute, and may do so for a hundred time-outs.
+                assert 5 * 60 <= end["HeartbeatTimeout"] <= 15 * 60
+                assert 100 * end["HeartbeatTimeout"] > longest
+
+
+def test_nodes_have_their_rights_before_they_start_and_until_they_are_gone() -> None:
+    templates = of_profile("p5en")
+    for template, roles in ((templates["engines"], ROLES), (templates["routing"], ("Routers",))):
+        for role in roles:
+            needed = set(group(template, role)["DependsOn"])
+            for kind in ("IAM::Policy", "IAM::InstanceProfile"):
+                assert {name for name in of_type(template, kind) if role in name} <= needed, (role, kind)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -176,11 +210,13 @@ def test_plain_machines_have_no_placement_group() -> None:
 
 def test_reservation_is_targeted_and_never_falls_back_to_on_demand() -> None:
     template = synthesise(config("p5en", capacity__kind="reservation", capacity__id="cr-0123456789abcdef0"))["engines"]
-    target = {"CapacityReservationId": "cr-0123456789abcdef0"}
     for role in ROLES:
-        assert launch(template, role)["CapacityReservationSpecification"] == {"CapacityReservationTarget": target}
-        specification = group(template, role)["Properties"]["CapacityReservationSpecification"]
-        assert specification["CapacityReservationPreference"] == "capacity-reservations-only"
+        # On the group alone: AWS documents one place or the other, not both.
+        assert "CapacityReservationSpecification" not in launch(template, role)
+        assert group(template, role)["Properties"]["CapacityReservationSpecification"] == {
+            "CapacityReservationPreference": "capacity-reservations-only",
+            "CapacityReservationTarget": {"CapacityReservationIds": ["cr-0123456789abcdef0"]},
+        }
         assert "InstanceMarketOptions" not in launch(template, role)
     assert of_type(template, "EC2::PlacementGroup")
 

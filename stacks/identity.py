@@ -81,8 +81,11 @@ class Identity(Construct):
             "autoscaling:CompleteLifecycleAction",
             "autoscaling:RecordLifecycleActionHeartbeat",
             "autoscaling:SetInstanceHealth",
+            "autoscaling:SuspendProcesses",
             resources=[group],
         )
+        # Can't be limited to one group; it only reads.
+        self._allow("autoscaling:DescribeScalingActivities", resources=["*"])
         stack = f"stack/{self._stack.stack_name}/*"
         self._allow("cloudformation:SignalResource", resources=[self._arn("cloudformation", stack)])
         self._allow(

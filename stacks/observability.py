@@ -1,4 +1,4 @@
-"""What tells an operator that something is wrong: alarms, their topic, log groups and one dashboard.
+"""What tells an operator that something is wrong: alarms, their topic and one dashboard.
 
 Nodes' agents publish the metrics (`runtime/publish.py`); names here and there are compared by a test.
 """
@@ -14,15 +14,13 @@ from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from stacks.config import Config
-from stacks.identity import METRICS_NAMESPACE, log_group_name
+from stacks.identity import METRICS_NAMESPACE
+from stacks.parameters import ROLES
 from stacks.userdata import group_name
-
-ROLES = ("prefill", "decode", "router")
 
 _MINUTE = cdk.Duration.minutes(1)
 # 99 % of first tokens in time; an hour at 14.4 times the allowed rate spends 2 % of a month's budget (SRE workbook, chapter 5).
@@ -41,26 +39,14 @@ class ObservabilityStack(cdk.Stack):
         self, scope: Construct, construct_id: str, *, config: Config, balancer: str | None, env: cdk.Environment
     ) -> None:
         """`balancer` is the load balancer's full name, None while images are not pinned."""
-        super().__init__(scope, construct_id, env=env, description="KV Roundtrip: logs, alarms, dashboard")
+        super().__init__(scope, construct_id, env=env, description="KV Roundtrip: alarms, dashboard")
         self._config = config
-        self._retention()
         self.topic = self._topic()
         self._launch_failures()
         if config.capacity.kind == "block":
             self._block_ending()
         self.alarms = self._alarms(balancer)
         self._dashboard(balancer)
-
-    def _retention(self) -> None:
-        days = logs.RetentionDays[_RETENTION[self._config.log_retention_days]]
-        for role in ROLES:
-            logs.LogGroup(
-                self,
-                f"{role.title()}Logs",
-                log_group_name=log_group_name(self._config, role),
-                retention=days,
-                removal_policy=cdk.RemovalPolicy.DESTROY,
-            )
 
     def _topic(self) -> sns.Topic:
         key = kms.Key(
@@ -69,10 +55,20 @@ class ObservabilityStack(cdk.Stack):
             description=f"{self._config.name}: alarm texts",
             enable_key_rotation=True,
             removal_policy=cdk.RemovalPolicy.DESTROY,
+            pending_window=cdk.Duration.days(7),
         )
         for service in ("cloudwatch.amazonaws.com", "events.amazonaws.com"):
             key.grant_encrypt_decrypt(iam.ServicePrincipal(service))
         topic = sns.Topic(self, "Alarms", display_name=f"{self._config.name} alarms", master_key=key, enforce_ssl=True)
+        # A topic with a policy of its own has lost the default one, by which the account's alarms may publish.
+        topic.add_to_resource_policy(
+            iam.PolicyStatement(
+                actions=["sns:Publish"],
+                principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+                resources=[topic.topic_arn],
+                conditions={"StringEquals": {"aws:SourceAccount": self.account}},
+            )
+        )
         if self._config.alarm_email:
             sns.CfnSubscription(
                 self, "Mail", topic_arn=topic.topic_arn, protocol="email", endpoint=self._config.alarm_email
@@ -222,9 +218,3 @@ class ObservabilityStack(cdk.Stack):
                 for title, metrics in pictures.items()
             )
         )
-
-
-_RETENTION = {
-    1: "ONE_DAY", 3: "THREE_DAYS", 5: "FIVE_DAYS", 7: "ONE_WEEK", 14: "TWO_WEEKS", 30: "ONE_MONTH", 60: "TWO_MONTHS",
-    90: "THREE_MONTHS", 180: "SIX_MONTHS", 365: "ONE_YEAR",
-}  # fmt: skip

@@ -16,7 +16,7 @@ import pytest
 from router.metrics import SECONDS
 from runtime.parameters import BY_NAME
 from stacks.identity import METRICS_NAMESPACE, SESSION_ACTIONS
-from stacks.observability import ROLES
+from stacks.parameters import ROLES
 from tests.cloud.synth import PINNED, PROFILES, ROOT, config, context, of_profile, of_type, one, synthesise, text
 
 TOKEN = "tok-placeholder-123"
@@ -65,7 +65,7 @@ def test_synthesis_is_quick_needs_no_credentials_and_gives_the_same_bytes_twice(
     # REP-31: what stood in environment and context is in nothing that would leave this machine.
     assert [name for name, content in first.items() if TOKEN.encode() in content] == []
     lint = subprocess.run(
-        [sys.executable, "-m", "cfnlint", "--regions", config(profile).region, "--format", "parseable", *map(str, (tmp_path / "first").glob("*.template.json"))],
+        [Path(sys.executable).with_name("cfn-lint"), "--regions", config(profile).region, "--format", "parseable", *map(str, (tmp_path / "first").glob("*.template.json"))],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert lint.returncode == 0, lint.stdout[:3000]
@@ -191,8 +191,25 @@ def test_failed_launches_and_an_ending_block_reach_the_topic() -> None:
     assert one(template, "SNS::Subscription")["Endpoint"] == "ops@example.com"
 
 
+def test_alarms_and_rules_may_publish_to_the_encrypted_topic() -> None:
+    template = of_profile("p5en")["observability"]
+    statements = one(template, "SNS::TopicPolicy")["PolicyDocument"]["Statement"]
+    # A policy replaces SNS's default one, which lets the account's own alarms in.
+    publishers = {
+        s["Principal"]["Service"] for s in statements if s["Effect"] == "Allow" and s["Action"] == "sns:Publish"
+    }
+    assert publishers == {"cloudwatch.amazonaws.com", "events.amazonaws.com"}
+    users: set[str] = set()
+    for statement in one(template, "KMS::Key")["KeyPolicy"]["Statement"]:
+        service = statement["Principal"].get("Service", [])
+        if {"kms:Decrypt", "kms:GenerateDataKey*"} <= set(statement["Action"]):
+            users |= {service} if isinstance(service, str) else set(service)
+    assert users == publishers
+
+
 def test_log_groups_end() -> None:
-    groups = of_type(of_profile("cpu")["observability"], "Logs::LogGroup").values()
+    # In the stack that nodes wait for: what a failing first boot says must have a place to go.
+    groups = of_type(of_profile("cpu")["parameters"], "Logs::LogGroup").values()
     assert {group["LogGroupName"] for group in groups} == {f"/kv-roundtrip/{role}" for role in ROLES}
     assert {group["RetentionInDays"] for group in groups} == {7}
 

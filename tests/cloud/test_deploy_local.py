@@ -31,7 +31,8 @@ def _start(profile: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("profile", ["cpu", "p5en", "trn2"])
+# trn2 goes the same way as p5en: `make deploy-local ARGS="--profile trn2"`.
+@pytest.mark.parametrize("profile", ["cpu", "p5en"])
 def test_a_profile_deploys_changes_and_goes(profile: str, tmp_path: Path) -> None:
     process = _start(profile, tmp_path)
     try:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.address import Interface
+from runtime.launch import Host, argv, environment
 from runtime.node import NodeConfig
+from runtime.parameters import Tunables
 from runtime.parameters import BY_NAME
 from stacks.machines import ENGINES
 from stacks.userdata import LONGEST
@@ -30,9 +34,6 @@ NIC_TABLE = {
     "g6e.12xlarge": (1, True, 1, 2),
     "g6e.24xlarge": (2, True, 2, 3),
     "g6e.48xlarge": (4, True, 4, 5),
-    "c6in.32xlarge": (2, True, 2, 3),
-    "c7i.48xlarge": (1, True, 1, 2),
-    "m7i.48xlarge": (1, True, 1, 2),
     "c7i.2xlarge": (0, False, 1, 1),
 }
 
@@ -89,6 +90,20 @@ def test_rep_29_nic_layout_of_every_type_we_support(kind: str) -> None:
             assert nic["Groups"] == interfaces[0]["Groups"]
             assert len(nic["Groups"]) == 1
         assert "SecurityGroupIds" not in launch(template, role)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, machine in ENGINES.items() if machine.efa])
+def test_rep_15_the_start_command_of_every_efa_node_names_libfabric(kind: str) -> None:
+    template = of_machine(kind)
+    host = Host(Interface("eth0", "10.0.0.1"), "/weights", Path("/tunables.json"), "bfloat16", 1)
+    for role in ROLES:
+        node = node_of(launch(template, role))
+        line = argv(node, Tunables.of(), host)
+        config = json.loads(line[line.index("--kv-transfer-config") + 1])
+        assert config["kv_connector_extra_config"]["backends"] == ["LIBFABRIC"]
+        assert config["kv_buffer_device"] == "cuda"
+        assert config["kv_role"] == ("kv_producer" if role == "Prefill" else "kv_consumer")
+        assert environment(node, Tunables.of(), host, {})["FI_PROVIDER"] == "efa"
 
 
 def test_every_engine_type_is_in_the_table_of_this_test() -> None:

@@ -11,8 +11,7 @@ import pytest
 from runtime.address import Interface
 from runtime.launch import Host, argv, environment
 from runtime.node import NodeConfig
-from runtime.parameters import Tunables
-from runtime.parameters import BY_NAME
+from runtime.parameters import BY_NAME, Tunables
 from stacks.machines import ENGINES
 from stacks.userdata import LONGEST
 from tests.cloud.synth import PINNED, PROFILES, config, of_profile, of_type, one, synthesise, text

@@ -38,6 +38,10 @@ class SourceError(RuntimeError):
     """What was to be read can't be had. The text has a hint and no secret."""
 
 
+class Unreachable(SourceError):
+    """The same read may be answered later."""
+
+
 def client(service: str, region: str, endpoint_url: str, connections: int = 10) -> Any:
     """A boto3 client; `endpoint_url` "" is AWS itself, and `region` "" what the environment says."""
     config = _CONFIG.merge(Config(max_pool_connections=connections))
@@ -61,6 +65,7 @@ def explain(error: Exception) -> str:
 
 _DENIED = "the identity lacks this permission; see the node role in the engines or routing stack, or your own role"
 _CREDENTIALS = "the credentials are wrong or have ended; log in again"
+_CLOCK = "this machine's clock is wrong, see `chronyc tracking`; or else the credentials are"
 _HINTS = {
     "AccessDenied": _DENIED,
     "AccessDeniedException": _DENIED,
@@ -70,6 +75,10 @@ _HINTS = {
     "ExpiredTokenException": _CREDENTIALS,
     "InvalidClientTokenId": _CREDENTIALS,
     "UnrecognizedClientException": _CREDENTIALS,
+    "InvalidSignatureException": _CLOCK,
+    "SignatureDoesNotMatch": _CLOCK,
+    "RequestExpired": _CLOCK,
+    "RequestTimeTooSkewed": _CLOCK,
     "ThrottlingException": "too many calls at once in this account and region; it passes, else raise agent_interval",
     "ParameterNotFound": "check its name; a deployment without it needs the stacks deployed again",
     "NoSuchBucket": "check the bucket's name and region",
@@ -172,7 +181,7 @@ class Source:
             try:
                 reading = read_path(self._ssm, self._path)
             except AWS_ERRORS as error:
-                raise SourceError(f"the tunables below {self._path} can't be read: {explain(error)}") from None
+                raise Unreachable(f"the tunables below {self._path} can't be read: {explain(error)}") from None
             if reading == self._last:
                 return reading
             self._last = reading

@@ -24,6 +24,7 @@ from boto3.s3.transfer import S3TransferRetriesExceededError, TransferConfig
 
 from runtime import log
 from runtime.node import NodeConfig, NodeError, state_folder
+from runtime.patience import may_pass
 from runtime.source import AWS_ERRORS, SourceError, client, explain, replace, secret
 
 logger = logging.getLogger(__name__)
@@ -36,12 +37,17 @@ _FILES_AT_ONCE = 4
 _PARTS_AT_ONCE = 8
 """Of one file. One stream of S3 gives some 100 MB/s, a P5en's network a hundred times that."""
 _PART_BYTES = 16 * 1024 * 1024
+_PAUSES_S = (2.0, 10.0, 30.0)
 # The same weights once more, in forms that vLLM does not choose when there are safetensors.
 _OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*")
 
 
 class WeightsError(RuntimeError):
     """The weights can't be had. The text has a hint."""
+
+
+class CutShort(WeightsError):
+    """A part of them is here, and another try may bring the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ def finish(folder: Path, source: str, files: Sequence[File]) -> None:
     """Raises `WeightsError` unless every file is here in its size, and they are a model."""
     wrong = [file.name for file in missing(folder, files)]
     if wrong:
-        raise WeightsError(
+        raise CutShort(
             f"{len(wrong)} of {len(files)} files of {source} are not whole, {wrong[0]} first. "
             "hint: start kv-roundtrip-weights again; it goes on"
         )
@@ -106,6 +112,9 @@ def from_s3(folder: Path, source: str, s3: Any) -> None:
     bucket, prefix = match["bucket"], match["prefix"] + "/"
     files = _listed(s3, bucket, prefix, source)
     left = missing(folder, files)
+    for cut in folder.rglob(f"{_PARTIAL}*"):
+        # Begun again, so that its bytes are not needed twice.
+        cut.unlink()
     require_room(folder, left)
     logger.info("%d files of %s, %d to download (%.1f GB)", len(files), source, len(left), _gigabytes(left))
     config = TransferConfig(max_concurrency=_PARTS_AT_ONCE, multipart_chunksize=_PART_BYTES)
@@ -118,11 +127,11 @@ def from_s3(folder: Path, source: str, s3: Any) -> None:
             with partial.open("wb") as unfinished:
                 s3.download_fileobj(bucket, prefix + file.name, unfinished, Config=config)
         except S3TransferRetriesExceededError as error:
-            raise WeightsError(
+            raise CutShort(
                 f"{file.name} of {source} broke off: {error}. hint: start kv-roundtrip-weights again"
             ) from None
         if partial.stat().st_size != file.size:
-            raise WeightsError(
+            raise CutShort(
                 f"{file.name} came with {partial.stat().st_size} bytes, listed with {file.size}. hint: try again"
             )
         partial.rename(target)
@@ -188,12 +197,12 @@ def from_hub(folder: Path, source: str, model: str, token: str) -> None:
             f"the hub does not show {model}. hint: check the name; a private model needs a token (hub_token_parameter)"
         ) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise WeightsError(f"{model} can't be downloaded: {error}. hint: {_HUB_HINT}") from None
+        raise CutShort(f"{model} can't be downloaded: {error}. hint: {_HUB_HINT}") from None
     except Exception as error:
         # The hub's HTTP client, whose package changes between versions.
         if not type(error).__module__.startswith("httpx"):
             raise
-        raise WeightsError(f"{model} can't be downloaded: {error or type(error).__name__}. hint: {_HUB_HINT}") from None
+        raise CutShort(f"{model} can't be downloaded: {error or type(error).__name__}. hint: {_HUB_HINT}") from None
     # The hub's own code takes a folder with a part of the files for a whole one when it loses the connection.
     finish(folder, source, files)
 
@@ -226,6 +235,20 @@ def download(node: NodeConfig, folder: Path) -> None:
     logger.info("%s is in %s after %.0f s", source, folder, time.monotonic() - started)
 
 
+def persist(node: NodeConfig, folder: Path, pauses_s: Sequence[float] = _PAUSES_S) -> None:
+    """`download`, again after each of the pauses when what went wrong may pass: hours of it are not given up for a broken stream."""
+    for pause in pauses_s:
+        try:
+            download(node, folder)
+            return
+        except (CutShort, *AWS_ERRORS) as error:
+            if not may_pass(error):
+                raise
+            logger.warning("%s; goes on in %.0f s", explain(error), pause)
+        time.sleep(pause)
+    download(node, folder)
+
+
 def _gigabytes(files: Sequence[File]) -> float:
     return sum(file.size for file in files) / 1e9
 
@@ -244,7 +267,7 @@ def main() -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     folder = state_folder() / "weights"
     try:
-        download(NodeConfig.read(), folder)
+        persist(NodeConfig.read(), folder)
         return 0
     except (NodeError, SourceError, WeightsError) as error:
         logger.error("%s", error)

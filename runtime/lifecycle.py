@@ -1,8 +1,9 @@
 """`python -m runtime.lifecycle ready|abandon`: tells Auto Scaling that this node serves, or never will.
 
-`ready` waits for the node's service, completes the launch hook with CONTINUE and tags the instance as serving. `abandon`
-completes it with ABANDON and exits with 1. Both also signal the CloudFormation stack that waits for its nodes. Where nobody
-waits, as after a reboot, that is said and no error of its own.
+`ready` waits for the node's service, tags the instance as serving and completes the launch hook with CONTINUE; it fails as
+soon as systemd has given the service up. `abandon` completes the hook with ABANDON and exits with 1; with the third node in a
+row it first tells the group to launch no more. Both also signal the CloudFormation stack that waits for its nodes. Where
+nobody waits, as after a reboot, that is said and no error of its own.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from runtime import log
+from runtime import launches, log, service
 from runtime.metadata import Metadata, MetadataError
-from runtime.node import NodeConfig, NodeError
+from runtime.node import NodeConfig, NodeError, run_folder
+from runtime.patience import insist
 from runtime.source import AWS_ERRORS, client, explain
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,9 @@ STATE_TAG = "kv-roundtrip:state"
 _HEARTBEAT_S = 60.0
 _POLL_S = 2.0
 _PROBE_S = 5.0
+_READY_LIMIT_S = 120.0
+_ABANDON_LIMIT_S = 900.0
+"""A node whose metadata or AWS does not answer yet costs as much as any: worth some patience to be rid of it."""
 _NOTHING_PENDING = "No active Lifecycle Action"
 
 
@@ -111,6 +116,10 @@ class Instance:
         done = self.complete(self._node.terminate_hook, "CONTINUE")
         logger.warning("termination may go on%s", "" if done else "; no hook was waiting")
 
+    def limit_launches(self) -> bool:
+        """See `runtime.launches.limit`."""
+        return launches.limit(self._autoscaling, self._node.group, self._node.region)
+
     def set_unhealthy(self) -> None:
         """Auto Scaling replaces the instance, once the group's grace period is over."""
         self._autoscaling.set_instance_health(InstanceId=self.identity, HealthStatus="Unhealthy")
@@ -129,11 +138,14 @@ def probe(url: str) -> str | None:
         return f"{url}: {getattr(error, 'reason', '') or error}"
 
 
-def wait(url: str, budget_s: float, beat: Callable[[], object], every_s: float = _HEARTBEAT_S) -> float:
-    """Seconds until `url` answered; `beat` is called meanwhile. Raises `NotReady` after the budget."""
+def wait(
+    look: Callable[[], str | None], budget_s: float, beat: Callable[[], object], every_s: float = _HEARTBEAT_S
+) -> float:
+    """Seconds until `look` had nothing to say against it; `beat` is called meanwhile. Raises `NotReady` after the budget, and
+    what `look` raises."""
     start = time.monotonic()
     beaten = start
-    while (fault := probe(url)) is not None:
+    while (fault := look()) is not None:
         now = time.monotonic()
         if now - start >= budget_s:
             raise NotReady(
@@ -151,23 +163,61 @@ def wait(url: str, budget_s: float, beat: Callable[[], object], every_s: float =
     return time.monotonic() - start
 
 
+def look(node: NodeConfig, instance: Instance) -> str | None:
+    """Why this node does not serve yet, or None. Raises `NotReady` when it won't."""
+    try:
+        # Not the router's /ready: its engines may come later, and it is up without them.
+        fault = probe(f"{instance.service_url()}/health")
+    except MetadataError as error:
+        fault = str(error)
+    if fault is not None and (state := service.state(node.unit)) in (service.FAILED, service.INACTIVE):
+        raise NotReady(
+            f"{node.unit} is {state} and systemd does not start it again: {fault}. hint: see `journalctl -u {node.unit}` and "
+            f"/var/log/kv-roundtrip; then `systemctl reset-failed {node.unit}` and start it"
+        )
+    return fault
+
+
 def ready(node: NodeConfig, instance: Instance, heartbeat_s: float = _HEARTBEAT_S) -> None:
     """The budget counts from here: what came before, the download of weights too, had the hook's own time-out."""
-    # Not the router's /ready: its engines may come later, and it is up without them.
-    url = f"{instance.service_url()}/health"
-    took = wait(url, node.load_budget_s, lambda: instance.heartbeat(node.launch_hook), heartbeat_s)
-    logger.info("%s answers after %.0f s", url, took)
-    done = instance.complete(node.launch_hook, "CONTINUE")
+    took = wait(
+        lambda: look(node, instance), node.load_budget_s, lambda: instance.heartbeat(node.launch_hook), heartbeat_s
+    )
+    logger.info("%s answers after %.0f s", node.unit, took)
+    # After a reboot the agent may know already that this node is to leave, and its word is the last.
+    if not (run_folder() / "draining").exists():
+        # First: a node in service without the tag of one that serves would get no turns, and nobody would see it.
+        insist(lambda: instance.tag_state("serving"), _READY_LIMIT_S)
+    done = insist(lambda: instance.complete(node.launch_hook, "CONTINUE"), _READY_LIMIT_S)
     logger.info("launch hook: %s", "CONTINUE" if done else "none was waiting, this node was in service before")
-    instance.tag_state("serving")
-    logger.info("stack: %s", "told of success" if instance.signal(success=True) else "none was waiting")
+    told = insist(lambda: instance.signal(success=True), _READY_LIMIT_S)
+    logger.info("stack: %s", "told of success" if told else "none was waiting")
 
 
-def abandon(node: NodeConfig, instance: Instance, reason: str) -> None:
+def abandon(node: NodeConfig, instance: Instance, reason: str, limit_s: float = _ABANDON_LIMIT_S) -> None:
     logger.error("abandoning this node: %s", reason)
-    done = instance.complete(node.launch_hook, "ABANDON")
+    # A heartbeat tells whether the hook waits: a node in service that fails is no failed launch.
+    if insist(lambda: instance.heartbeat(node.launch_hook), limit_s):
+        try:
+            # Before the hook is completed: the next launch follows at once.
+            instance.limit_launches()
+        except AWS_ERRORS as error:
+            logger.error("how often launches failed is not known: %s", explain(error))
+    done = insist(lambda: instance.complete(node.launch_hook, "ABANDON"), limit_s)
     logger.error("launch hook: %s", "ABANDON" if done else "none was waiting; Auto Scaling keeps this node")
-    logger.error("stack: %s", "told of failure" if instance.signal(success=False) else "none was waiting")
+    told = insist(lambda: instance.signal(success=False), limit_s)
+    logger.error("stack: %s", "told of failure" if told else "none was waiting")
+
+
+def _configuration(salvaged: bool) -> NodeConfig:
+    """Raises `NodeError`. `salvaged`: a wrong one is better than none."""
+    try:
+        return NodeConfig.read()
+    except NodeError as error:
+        if not salvaged:
+            raise
+        logger.error("%s", error)
+        return NodeConfig.salvage()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -177,7 +227,7 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     log.configure()
     try:
-        node = NodeConfig.read()
+        node = _configuration(salvaged=given.what == "abandon")
         instance = Instance(node, Metadata(node.metadata_url))
         if given.what == "abandon":
             abandon(node, instance, given.reason)

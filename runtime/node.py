@@ -70,6 +70,11 @@ class NodeConfig:
     def is_engine(self) -> bool:
         return self.role != "router"
 
+    @property
+    def unit(self) -> str:
+        """What systemd calls the service that this node is for."""
+        return f"kv-roundtrip-{'engine' if self.is_engine else 'router'}"
+
     @classmethod
     def read(cls, path: Path | None = None) -> NodeConfig:
         """Raises `NodeError`."""
@@ -82,6 +87,20 @@ class NodeConfig:
             ) from None
         except ValueError as error:
             raise NodeError(f"{path}: {error}") from None
+
+    @classmethod
+    def salvage(cls, path: Path | None = None) -> NodeConfig:
+        """What a wrong file still says, enough to give its node up; the rest is empty. Raises `NodeError` when it says nothing."""
+        path = config_path() if path is None else path
+        try:
+            given = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise NodeError(f"{path} can't be read: {error}") from None
+        if not isinstance(given, Mapping):
+            raise NodeError(f"{path} holds no JSON object")
+        kinds = {field.name: int if field.type == "int" else str for field in fields(cls)}
+        right = {name: given[name] for name, kind in kinds.items() if isinstance(given.get(name), kind)}
+        return cls(**{name: kind() for name, kind in kinds.items()} | right)
 
     @classmethod
     def parse(cls, given: Any) -> NodeConfig:

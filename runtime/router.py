@@ -1,4 +1,7 @@
-"""`python -m runtime.router`: becomes this node's router, from node.json. Exit code 2: the node's own configuration is wrong."""
+"""`python -m runtime.router`: becomes this node's router, from node.json.
+
+Exit code 2: the node's own configuration is wrong; 1: its address is not known yet.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def main() -> int:
         node = NodeConfig.read()
         command = argv(node, address.find(node.metadata_url).address)
         os.execve(command[0], command, environment(node, run_folder() / "tunables.json", os.environ))
-    except (NodeError, AddressError) as error:
+    except AddressError as error:
+        print(f"runtime.router: {error}", file=sys.stderr)
+        return 1
+    except NodeError as error:
         print(f"runtime.router: {error}", file=sys.stderr)
     return 2
 

@@ -23,13 +23,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from runtime import log
+from runtime import log, logs, service
 from runtime.drain import Drain, DrainError, departure
 from runtime.exposition import total
 from runtime.lifecycle import Instance, probe
 from runtime.metadata import Metadata, MetadataError
 from runtime.node import NodeConfig, NodeError, run_folder
 from runtime.parameters import ParameterError, Reader, Tunables, TunablesFile, for_reader, from_environment
+from runtime.patience import insist
 from runtime.publish import Figure, Growth, Transfers, efa_figures, engine_figures, publish, router_figures
 from runtime.source import AWS_ERRORS, Source, SourceError, client, explain
 from runtime.transfers import INFINIBAND
@@ -40,6 +41,9 @@ _PUBLISH_S = 60.0
 _LEAVE_S = 5.0
 """Longest time between two looks at the notices of EC2: a spot instance has two minutes from the notice."""
 _PAGE_S = 5.0
+_TRIM_S = 60.0
+_FETCH_S = 120.0
+"""Parameter Store may be throttled, or the network late, when a whole fleet boots. Below the unit's time-out."""
 _SICK_TIMES = 5
 
 KNOWN = (*AWS_ERRORS, SourceError, MetadataError, DrainError, OSError)
@@ -111,6 +115,7 @@ class Agent:
             Task("tunables", self._read_tunables, interval),
             Task("health", self._look, interval),
             Task("metrics", self._publish, lambda: publish_s),
+            Task("logs", logs.trim, lambda: _TRIM_S),
         )
 
     def run(self) -> NoReturn:
@@ -156,10 +161,14 @@ class Agent:
             return
         fault = probe(f"{self._instance.service_url()}/health")
         now = time.monotonic()
+        patience = float(self._node.load_budget_s)
+        if fault is not None and (state := service.state(self._node.unit)) == service.FAILED:
+            # No start under way that is worth to wait for.
+            fault, patience = f"{self._node.unit} is {state} and systemd does not start it again: {fault}", 0.0
         if fault is not None and not self._health.failures:
-            logger.warning("%s; replaced when that lasts %d s", fault, self._node.load_budget_s)
+            logger.warning("%s; replaced when that lasts %.0f s", fault, patience)
         self._health = self._health.after(fault is None, now)
-        if self._health.is_lost(now, self._node.load_budget_s):
+        if self._health.is_lost(now, patience):
             logger.error("%s, for %.0f s: telling Auto Scaling to replace this node", fault, now - self._health.since)
             self._instance.set_unhealthy()
             # Said once; again only after as long once more.
@@ -211,7 +220,7 @@ def _source(node: NodeConfig) -> Source:
 
 def fetch(node: NodeConfig) -> None:
     """Raises `SourceError`: a node does not start on values that nobody chose."""
-    outcome = _source(node).poll()
+    outcome = insist(_source(node).poll, _FETCH_S)
     for fault in outcome.faults:
         logger.error("%s", fault)
     logger.info("%s written, %d values changed", _tunables_file(), len(outcome.changed))
@@ -237,8 +246,8 @@ def main(argv: Sequence[str]) -> int:
         if given.what == "fetch":
             fetch(node)
             return 0
-        service = "kv-roundtrip-engine" if node.is_engine else "kv-roundtrip-router"
-        Agent(node, shlex.split(given.stop_command) or ["systemctl", "stop", service], given.infiniband).run()
+        stop = shlex.split(given.stop_command) or ["systemctl", "stop", node.unit]
+        Agent(node, stop, given.infiniband).run()
     except KeyboardInterrupt:
         return 0
     except (NodeError, ParameterError, *KNOWN) as error:

@@ -4,19 +4,29 @@
 set -Eeuo pipefail
 
 here=/opt/kv-roundtrip
+log=/var/log/kv-roundtrip/boot.log
 role=${1:-}
 
-say() { echo "kv-roundtrip: $1"; }
+say() { echo "kv-roundtrip: $1" | tee -a "$log"; }
 
 give_up() {
     local status=$?
     trap - ERR
+    set +e
     say "$role node gives up (status $status); its reasons are above and in 'journalctl -u \"kv-roundtrip-*\"'"
-    "$here/.venv/bin/python" -m runtime.lifecycle abandon --reason "start.sh failed with status $status" || true
+    # Sent away with the other logs: the machine is gone soon.
+    journalctl --boot --no-pager --lines 500 --output short-iso --unit 'kv-roundtrip-*' >>"$log" 2>&1
+    cd "$here"
+    "$here/.venv/bin/python" -m runtime.lifecycle abandon --reason "start.sh failed with status $status" 2>&1 | tee -a "$log"
+    # It exits with 1; what the shell could not start is above that.
+    if [ "${PIPESTATUS[0]}" -gt 1 ]; then
+        say "Auto Scaling was not told, and waits until its launch hook's time is over. hint: build the image again"
+    fi
     exit $((status == 0 ? 1 : status))
 }
 trap give_up ERR
 
+mkdir -p "${log%/*}"
 case $role in
     prefill | decode) service=kv-roundtrip-engine ;;
     router) service=kv-roundtrip-router ;;
@@ -29,8 +39,8 @@ esac
 cd "$here"
 "$here/runtime/boot/logs.sh" || say "logs stay on this node: see the lines above"
 say "starting $service"
-# Enabled first: after a reboot, when user data does not run again, systemd starts both by itself.
-systemctl enable "$service.service" kv-roundtrip-agent.service
+# Enabled first: after a reboot, when user data does not run again, systemd starts all by itself.
+systemctl enable "$service.service" kv-roundtrip-agent.service kv-roundtrip-ready.service
 systemctl start "$service.service"
 systemctl start kv-roundtrip-agent.service
 systemctl start kv-roundtrip-ready.service

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # A place for weights at /var/lib/kv-roundtrip: all instance-store disks as one RAID 0 where a node has them, else the root volume.
-# What is on it is a copy: it is lost when the instance stops, and loaded again.
+# What is on it is a copy: it outlives a reboot, is lost when the instance stops, and then is loaded again.
 set -euo pipefail
 
 place=${KVR_STATE:-/var/lib/kv-roundtrip}
 dlami=/opt/dlami/nvme
 array=/dev/md/kv-roundtrip
+# Of XFS, twelve characters at most.
+label=kv-roundtrip
 
 say() { echo "storage: $1"; }
 
@@ -23,6 +25,14 @@ free_disks() {
         done
 }
 
+# The file system that an earlier boot of this instance made, if any.
+made_before() {
+    # Udev does both, but maybe later than this.
+    udevadm settle --timeout=30 || true
+    mdadm --assemble --scan --quiet || true
+    blkid --label "$label" || true
+}
+
 install -d -m 0755 "$place"
 if mountpoint -q "$place"; then
     say "$place is mounted already"
@@ -31,6 +41,9 @@ elif mountpoint -q "$dlami"; then
     install -d -m 0755 "$dlami/kv-roundtrip"
     mount --bind "$dlami/kv-roundtrip" "$place"
     say "$place is on $dlami"
+elif device=$(made_before) && [ -n "$device" ]; then
+    mount -o noatime "$device" "$place"
+    say "$place is on $device, as before"
 else
     mapfile -t disks < <(free_disks)
     if [ ${#disks[@]} -eq 0 ]; then
@@ -41,7 +54,7 @@ else
             mdadm --create "$array" --run --level=0 --raid-devices=${#disks[@]} "${disks[@]}"
             device=$array
         fi
-        mkfs.xfs -f -q "$device"
+        mkfs.xfs -f -q -L "$label" "$device"
         mount -o noatime "$device" "$place"
         say "$place is on ${#disks[@]} instance-store disks"
     fi

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,35 @@ class Signals:
         self.seen.append((form["UniqueId"], form["StackName"], form["Status"]))
         space = "http://cloudformation.amazonaws.com/doc/2010-05-15/"
         return Answer(200, f'<SignalResourceResponse xmlns="{space}"/>'.encode())
+
+
+class Activities:
+    """Auto Scaling's DescribeScalingActivities, which moto lacks: launches, the newest first, each by its status."""
+
+    def __init__(self, *statuses: str) -> None:
+        self.statuses = statuses
+        """"Successful", "Cancelled" and so on."""
+
+    def __call__(self, call: Call) -> Answer | None:
+        if call.action != "DescribeScalingActivities":
+            return None
+        group, now = call.form["AutoScalingGroupName"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        reason = "Instance failed to complete user's Lifecycle Action: it was abandoned: Heartbeat Timeout"
+        members = "".join(
+            f"<member><ActivityId>a{number}</ActivityId><AutoScalingGroupName>{group}</AutoScalingGroupName>"
+            f"<Description>Launching a new EC2 instance: i-{number}</Description><StartTime>{now}</StartTime>"
+            f"<StatusCode>{status}</StatusCode><StatusMessage>{reason if status == 'Cancelled' else ''}</StatusMessage>"
+            "<Cause>a difference</Cause></member>"
+            for number, status in enumerate(self.statuses)
+        )
+        space, name = "http://autoscaling.amazonaws.com/doc/2011-01-01/", "DescribeScalingActivities"
+        text = f'<{name}Response xmlns="{space}"><{name}Result><Activities>{members}</Activities></{name}Result></{name}Response>'
+        return Answer(200, text.encode())
+
+
+def suspended(aws: Aws, group: str) -> list[str]:
+    """Processes of a group that are."""
+    (found,) = aws.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])[
+        "AutoScalingGroups"
+    ]
+    return [process["ProcessName"] for process in found["SuspendedProcesses"]]

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# boot.sh NAME ROOT ENVIRONMENT: becomes the first process, systemd, of a host that shares nothing with this machine but files it reads.
+# boot.sh NAME ROOT ENVIRONMENT [DISK]: becomes the first process, systemd, of a host that shares nothing with this machine but files it reads.
 # Called in network, mount, process, hostname and message namespaces of its own; what it writes goes to memory and ends with it.
 set -euo pipefail
-name=$1 root=$2 environment=$3
+name=$1 root=$2 environment=$3 disk=${4:-/dev/null}
+# What the machine had on its disks before this boot, a tar file; opened before its place is hidden.
+exec 3<"$disk"
 
 mount --make-rprivate /
 mount -t proc proc /proc
@@ -64,6 +66,9 @@ for unit in systemd-sysctl.service systemd-modules-load.service systemd-remount-
 done
 # The network is there before systemd is.
 ln -sf /dev/null /etc/systemd/system/systemd-networkd-wait-online.service
+
+[ "$disk" = /dev/null ] || tar -C / -x <&3
+exec 3<&-
 
 ! mountpoint -q /sys/fs/cgroup || umount -R /sys/fs/cgroup
 export container=kv-roundtrip

@@ -39,16 +39,42 @@ class Host:
     def start(self) -> None:
         """Returns when systemd runs."""
         self.network.join(self.name, self.address)
+        self._serve()
+        self._power_on()
+
+    def reboot(self) -> None:
+        """As after a loss of power: what is on its disks stays, and user data does not run again."""
+        saved = self.log.with_suffix(".tar")
+        with saved.open("wb") as disk:
+            # What systemd enabled, node.json, weights and logs.
+            kept = [
+                "etc/systemd/system",
+                "etc/kv-roundtrip",
+                "var/lib/kv-roundtrip",
+                "var/log/kv-roundtrip",
+                "opt/engine.py",
+            ]
+            subprocess.run(
+                self.command("tar", "-C", "/", "-c", "--ignore-failed-read", "--warning=no-file-changed", *kept),
+                stdout=disk, stderr=subprocess.DEVNULL, timeout=60, check=False,
+            )  # fmt: skip
+        self._power_off()
+        self._power_on(saved)
+
+    def _serve(self) -> None:
+        """What the cloud has for it: AWS, and the metadata of its instance."""
         self._relay = Relay(listen(self.name, "127.0.0.1", AWS_PORT), self.aws)
         self._relay.start()
         self.metadata = FakeMetadata({"instance-id": self.instance, "local-ipv4": self.address})
         self.metadata.socket.close()
         self.metadata.socket = listen(self.name, "169.254.169.254", 80)
         threading.Thread(target=self.metadata.serve_forever, daemon=True).start()
+
+    def _power_on(self, disk: Path | None = None) -> None:
         given = {**self.credentials, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{AWS_PORT}"}
         environment = " ".join(f'"{name}={value}"' for name, value in given.items())
         spaces = ["unshare", "--mount", "--pid", "--fork", "--uts", "--ipc", "--kill-child"]
-        boot = [str(ROOT / "tests" / "hosts" / "boot.sh"), self.name, str(ROOT), environment]
+        boot = [str(ROOT / "tests" / "hosts" / "boot.sh"), self.name, str(ROOT), environment, str(disk or "/dev/null")]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 ["ip", "netns", "exec", self.name, *spaces, *boot],
@@ -58,16 +84,19 @@ class Host:
 
     def stop(self) -> None:
         """Ends systemd and all that it started."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(10)
+        self._power_off()
         if self.metadata is not None:
             self.metadata.shutdown()
             self.metadata.server_close()
         if self._relay is not None:
             self._relay.stop()
         self.network.leave(self.name)
+
+    def _power_off(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(10)
         _remove_cgroup(self.name)
 
     def command(self, *command: str) -> list[str]:

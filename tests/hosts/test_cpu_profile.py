@@ -20,7 +20,7 @@ from stacks.config import Config
 from tests.aws import CREDENTIALS, Aws, Front, LifecycleHooks, front, tags
 from tests.cloud.synth import config
 from tests.emulator.process import running
-from tests.hosts.account import BUCKET, IMAGE, Instance, Signals, deploy, instances, put_weights
+from tests.hosts.account import BUCKET, IMAGE, Activities, Instance, Signals, deploy, instances, put_weights
 from tests.hosts.host import ROOT, Host, why_not
 from tests.hosts.namespace import Network
 
@@ -84,7 +84,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     with contextlib.ExitStack() as stack:
         aws = Aws(stack.enter_context(running()).endpoint)
         before = stack.enter_context(front(aws))
-        before.rules += [hooks, signals]
+        before.rules += [hooks, signals, Activities()]
         put_weights(aws, tiny(), "tiny")
         deploy(aws, chosen)
         machines = instances(aws, chosen)

@@ -6,6 +6,7 @@ import ipaddress
 
 from runtime.parameters import ParameterError, Tunables, parse_all
 from stacks.config import Config, Fault
+from stacks.disks import IMAGE_GIB
 from stacks.machines import ENGINES, ROUTERS
 
 # vLLM's attention on a CPU takes no other block sizes; a GPU's multiples of 16.
@@ -15,6 +16,7 @@ _BLOCK_MULTIPLE = 32
 def faults(config: Config) -> list[Fault]:
     """All of them; checks that need the machine wait for a known one."""
     found = [
+        *_name(config),
         *_types(config),
         *_zones(config),
         *_capacity(config),
@@ -23,8 +25,23 @@ def faults(config: Config) -> list[Fault]:
         *_tunables(config),
     ]
     if config.instance_type in ENGINES:
-        found += [*_offered(config), *_parallel(config), *_placement(config), *_weights(config)]
+        found += [*_offered(config), *_parallel(config), *_placement(config), *_weights(config), *_disk(config)]
     return found
+
+
+def _name(config: Config) -> list[Fault]:
+    if not config.name.startswith(("aws", "ssm")):
+        return []
+    hint = "Parameter Store keeps such paths for AWS; choose another name"
+    return [Fault("name", f"{config.name!r} begins with {config.name[:3]}", hint)]
+
+
+def _disk(config: Config) -> list[Fault]:
+    least = IMAGE_GIB[config.machine.accelerator]
+    if config.root_volume_gib >= least:
+        return []
+    reason = f"{config.root_volume_gib} is less than the {least} of the image; EC2 launches no such node"
+    return [Fault("root_volume_gib", reason, f"set {least} or more")]
 
 
 def _types(config: Config) -> list[Fault]:
@@ -197,6 +214,10 @@ def _network(config: Config) -> list[Fault]:
                     f"network.{field}", f"has {len(set(given[field]))} subnets", "name two, in the order of edge_zones"
                 )
             )
+    if not config.edge.allowed_cidrs and not config.edge.public and "cidr" not in network.model_fields_set:
+        reason = "is not set, and the load balancer lets in that network alone"
+        hint = "set it to the CIDR of network.vpc_id, or name the clients in edge.allowed_cidrs"
+        found.append(Fault("network.cidr", reason, hint))
     return found
 
 

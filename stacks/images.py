@@ -6,6 +6,7 @@ parameter: `scripts/pin_images.py` copies the id into cdk.json, so that a new im
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from aws_cdk import aws_s3_assets as assets
 from constructs import Construct
 
 from stacks.config import Config
+from stacks.disks import IMAGE_GIB
 from stacks.machines import Accelerator
 from stacks.network import NetworkStack
 
@@ -44,15 +46,18 @@ ENGINES: Mapping[Accelerator, Recipe] = MappingProxyType(
             "cuda",
             "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
             "g6e.xlarge",
-            100,
+            IMAGE_GIB[Accelerator.CUDA],
         ),
         Accelerator.NEURON: Recipe(
-            "neuron", "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id", "trn1.2xlarge", 300
+            "neuron",
+            "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id",
+            "trn1.2xlarge",
+            IMAGE_GIB[Accelerator.NEURON],
         ),
-        Accelerator.CPU: Recipe("cpu", _UBUNTU, "c7i.xlarge", 30),
+        Accelerator.CPU: Recipe("cpu", _UBUNTU, "c7i.xlarge", IMAGE_GIB[Accelerator.CPU]),
     }
 )
-ROUTER = Recipe("router", _UBUNTU, "c7i.large", 20)
+ROUTER = Recipe("router", _UBUNTU, "c7i.large", IMAGE_GIB[Accelerator.NONE])
 
 
 class ImagesStack(cdk.Stack):
@@ -103,7 +108,7 @@ class ImagesStack(cdk.Stack):
         image_recipe = imagebuilder.CfnImageRecipe(
             self,
             f"{name}Recipe",
-            name=f"{label}-{version}",
+            name=f"{label}-{version}-{_digest(recipe)}",
             version="1.0.0",
             parent_image=recipe.base if recipe.base.startswith("ami-") else f"ssm:{recipe.base}",
             components=[imagebuilder.CfnImageRecipe.ComponentConfigurationProperty(component_arn=component.attr_arn)],
@@ -128,7 +133,7 @@ class ImagesStack(cdk.Stack):
             image_tests_configuration=imagebuilder.CfnImagePipeline.ImageTestsConfigurationProperty(
                 image_tests_enabled=True, timeout_minutes=60
             ),
-            execution_role=self._execution_role(name, parameter).role_arn,
+            execution_role=self._execution_role(name, parameter, recipe.base).role_arn,
         )
         cdk.CfnOutput(
             self, f"{name}ImageParameter", value=parameter, description="Where the pipeline puts the image id"
@@ -200,7 +205,7 @@ phases:
         )
         return configuration.attr_arn
 
-    def _execution_role(self, name: str, parameter: str) -> iam.Role:
+    def _execution_role(self, name: str, parameter: str, base: str) -> iam.Role:
         """The service's own role may not write parameters. Trusts the service; what it needs beyond is named here."""
         role = iam.Role(
             self,
@@ -209,8 +214,15 @@ phases:
             description=f"{self._config.name}: publishes the {name.lower()} image",
             managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name("EC2ImageBuilderExecutionPolicy")],
         )
-        arn = f"arn:{self.partition}:ssm:{self.region}:{self.account}:parameter{parameter}"
-        role.add_to_policy(iam.PolicyStatement(actions=["ssm:PutParameter"], resources=[arn]))
+        parameters = f"arn:{self.partition}:ssm:{self.region}:{self.account}:parameter"
+        role.add_to_policy(iam.PolicyStatement(actions=["ssm:PutParameter"], resources=[parameters + parameter]))
+        if base.startswith("/") and not base.startswith("/aws/service/"):
+            role.add_to_policy(iam.PolicyStatement(actions=["ssm:GetParameter"], resources=[parameters + base]))
         role.add_to_policy(iam.PolicyStatement(actions=["ec2:DescribeImages"], resources=["*"]))
         self._builder.grant_pass_role(role)
         return role
+
+
+def _digest(recipe: Recipe) -> str:
+    """Of what a recipe is made from beside the source, for its name."""
+    return hashlib.sha256(f"{recipe.base} {recipe.disk_gib}".encode()).hexdigest()[:6]

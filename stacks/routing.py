@@ -72,7 +72,8 @@ class RoutingStack(cdk.Stack):
         return elb.CfnLoadBalancer(
             self,
             "Balancer",
-            name=self._config.name,
+            # No name, nor has the target group one: a change that needs another balancer, such as edge.public, would fail at a name
+            # that the old one still has.
             type="application",
             scheme="internet-facing" if edge.public else "internal",
             subnets=network.subnets.edge,
@@ -94,7 +95,6 @@ class RoutingStack(cdk.Stack):
         return elb.CfnTargetGroup(
             self,
             "Targets",
-            name=self._config.name,
             port=self._config.router.port,
             protocol="HTTP",
             target_type="instance",

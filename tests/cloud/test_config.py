@@ -21,6 +21,7 @@ from tests.cloud.synth import PINNED, ROOT, config, context, synthesise
 BLOCK = {"capacity.kind": "block", "capacity.id": "cr-0123456789abcdef0", "capacity.ends_at": "2027-03-01T11:30Z"}
 IMPORTED = {
     "network.vpc_id": "vpc-0123456789abcdef0",
+    "network.cidr": "172.31.0.0/16",
     "network.engine_subnet_ids": ["subnet-0123456789abcdef0"],
     "network.router_subnet_ids": ["subnet-0123456789abcdef1", "subnet-0123456789abcdef2"],
     "network.edge_subnet_ids": ["subnet-0123456789abcdef3", "subnet-0123456789abcdef4"],
@@ -87,6 +88,10 @@ def faults(changes: Mapping[str, Any], profile: str = "p5en") -> list[tuple[str,
         ({"name": "Has Spaces"}, "name", "matches"),
         ({"images.engine": "ami-latest"}, "images.engine", "matches"),
         ({"load_budget_minutes": 500}, "load_budget_minutes", "less than or equal to 60"),
+        ({"root_volume_gib": 99}, "root_volume_gib", "less than the 100 of the image"),
+        ({"name": "aws-llm"}, "name", "begins with aws"),
+        ({"name": "ssm"}, "name", "begins with ssm"),
+        ({"network.vpc_id": "vpc-0123456789abcdef0"}, "network.cidr", "the load balancer lets in that network alone"),
         ({"log_retention_days": 8}, "log_retention_days", "is 8"),
     ],
 )  # fmt: skip

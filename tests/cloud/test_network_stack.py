@@ -11,6 +11,7 @@ from tests.cloud.synth import PROFILES, config, of_profile, of_type, one, synthe
 
 IMPORTED = {
     "network__vpc_id": "vpc-0123456789abcdef0",
+    "network__cidr": "172.31.0.0/16",
     "network__engine_subnet_ids": ["subnet-0123456789abcdef0"],
     "network__router_subnet_ids": ["subnet-0123456789abcdef1", "subnet-0123456789abcdef2"],
     "network__edge_subnet_ids": ["subnet-0123456789abcdef3", "subnet-0123456789abcdef4"],
@@ -88,6 +89,7 @@ def test_imported_vpc_is_used_and_none_is_made() -> None:
     network = templates["network"]
     for kind in ("EC2::VPC", "EC2::Subnet", "EC2::NatGateway", "EC2::VPCEndpoint", "EC2::Route"):
         assert not of_type(network, kind)
+    assert [r["CidrIp"] for r in ingress(network, group_id(network, "Edge"))] == ["172.31.0.0/16"]
     assert all(g["VpcId"] == "vpc-0123456789abcdef0" for g in of_type(network, "EC2::SecurityGroup").values())
     groups = of_type(templates["engines"], "AutoScaling::AutoScalingGroup").values()
     assert [g["VPCZoneIdentifier"] for g in groups] == [["subnet-0123456789abcdef0"]] * 2

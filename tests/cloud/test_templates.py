@@ -113,6 +113,9 @@ def test_everything_that_can_have_tags_has_the_project_s(profile: str) -> None:
 def test_balancer_is_fit_for_long_streams() -> None:
     template = of_profile("p5en")["routing"]
     balancer = one(template, "ElasticLoadBalancingV2::LoadBalancer")
+    # Another scheme or port needs another one, which CloudFormation makes first: "already exists", had they a name.
+    assert "Name" not in balancer
+    assert "Name" not in one(template, "ElasticLoadBalancingV2::TargetGroup")
     attributes = {a["Key"]: a["Value"] for a in balancer["LoadBalancerAttributes"]}
     assert attributes["idle_timeout.timeout_seconds"] == "1200"
     assert attributes["routing.http.drop_invalid_header_fields.enabled"] == "true"

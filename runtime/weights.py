@@ -37,7 +37,7 @@ _FILES_AT_ONCE = 4
 _PARTS_AT_ONCE = 8
 """Of one file. One stream of S3 gives some 100 MB/s, a P5en's network a hundred times that."""
 _PART_BYTES = 16 * 1024 * 1024
-_PAUSES_S = (2.0, 10.0, 30.0)
+_PAUSES_S = (1.0, 5.0)
 # The same weights once more, in forms that vLLM does not choose when there are safetensors.
 _OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*")
 

@@ -17,6 +17,7 @@ from runtime.agent import Agent, Health, Task
 from runtime.parameters import PARAMETERS
 from tests.aws import Answer, Aws, Call
 from tests.unit.runtime.site import Site, aws, engine_page, site, ttft
+from tests.unit.runtime.systemctl import says
 from tests.unit.runtime.test_source import DEFAULTS, put
 
 __all__ = ("aws", "site")
@@ -110,6 +111,21 @@ def test_a_node_that_stays_sick_is_replaced(site: Site, request: pytest.FixtureR
     assert health(site, group) == "UNHEALTHY"
 
 
+def test_a_node_whose_unit_has_failed_is_replaced_without_waiting_for_it(
+    site: Site, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.config = dataclasses.replace(site.config, load_budget_s=3600)
+    site.answers["/health"] = [(503, "")]
+    for state, wanted in (("activating", "HEALTHY"), ("failed", "UNHEALTHY")):
+        says(monkeypatch, site.folder, state)
+        agent = site.agent()
+        for _ in range(5):
+            run_tasks(agent, "health")
+            time.sleep(0.01)
+        assert health(site, request.node.name) == wanted
+    assert "kv-roundtrip-engine is failed" in caplog.text
+
+
 def test_a_node_that_drains_is_not_called_sick(site: Site, request: pytest.FixtureRequest) -> None:
     agent = site.agent()
     site.metadata.values["autoscaling/target-lifecycle-state"] = "Terminated"
@@ -140,6 +156,22 @@ def test_fetch_writes_the_tunables_once(site: Site) -> None:
     _, said = child.communicate(timeout=60)
     assert child.returncode == 0, said
     assert site.tunables() == DEFAULTS | {"agent_interval": "0.2"} and len(site.tunables()) == len(PARAMETERS)
+
+
+def test_fetch_waits_for_a_clock_that_is_not_set_yet(site: Site) -> None:
+    left = [2]
+
+    def refused(call: Call) -> Answer | None:
+        if call.action != "GetParametersByPath" or not left[0]:
+            return None
+        left[0] -= 1
+        return Answer(400, b'{"__type":"InvalidSignatureException","message":"not yet current"}', "application/json")
+
+    site.front.rules.insert(0, refused)
+    child = started(site, "fetch")
+    _, said = child.communicate(timeout=90)
+    assert child.returncode == 0, said
+    assert said.count("chronyc tracking") == 1 and site.tunables()["agent_interval"] == "0.2"
 
 
 def test_rep_33_fetch_fails_hard_when_nothing_is_there(site: Site) -> None:

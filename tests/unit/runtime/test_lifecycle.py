@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.lifecycle import Instance, NotReady, probe, ready
+from runtime.lifecycle import Instance, NotReady, abandon, probe, ready
 from runtime.metadata import Metadata
 from runtime.node import NodeConfig
 from tests.aws import Answer, Aws, Call, Front, LifecycleHooks, emulator, free_port, front, launch, node, tags
 from tests.fakes.metadata import FakeMetadata, serving, usual
+from tests.hosts.account import Activities, suspended
+from tests.unit.runtime.systemctl import says
 from tests.unit.scripts.server import serving as answering
 
 ROOT = Path(__file__).parents[3]
@@ -204,3 +206,95 @@ def test_without_a_configuration(site: Site, tmp_path: Path) -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ, "KVR_NODE_CONFIG": str(tmp_path / "none")},
     )  # fmt: skip
     assert done.returncode == 1 and "none can't be read" in done.stderr and "hint" in done.stderr
+
+
+def test_a_service_that_systemd_gave_up_is_not_waited_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = site.node(free_port(), load_budget_s=600)
+    for state in ("failed", "inactive"):
+        says(monkeypatch, tmp_path, state)
+        begun = time.monotonic()
+        with pytest.raises(NotReady, match=rf"kv-roundtrip-engine is {state} and .*refused.*hint:.*reset-failed"):
+            ready(config, Instance(config, Metadata(config.metadata_url)))
+        assert time.monotonic() - begun < 10
+    # Between two starts of it.
+    says(monkeypatch, tmp_path, "activating")
+    with pytest.raises(NotReady, match="not ready after"):
+        ready(dataclasses.replace(config, load_budget_s=1), Instance(config, Metadata(config.metadata_url)))
+
+
+def test_metadata_that_is_late_is_waited_for(site: Site) -> None:
+    site.metadata.failures = 6
+    with answering({"/health": [(200, "")]}) as url:
+        config = site.node(port_of(url))
+        ready(config, Instance(config, Metadata(config.metadata_url)))
+    assert site.hooks.completed and not site.metadata.failures
+
+
+def test_a_node_is_tagged_before_it_is_in_service(site: Site, tmp_path: Path) -> None:
+    """Else one whose tag fails would be in service for ever, without turns."""
+    site.front.rules.insert(0, lambda call: Answer(403, DENIED) if call.action == "CreateTags" else None)
+    with answering({"/health": [(200, "")]}) as url:
+        code, said = run(site, site.node(port_of(url)), tmp_path, "ready")
+    assert code == 1 and "CreateTags: AccessDenied" in said and not site.hooks.completed
+
+
+def test_a_node_that_is_to_leave_is_not_tagged_as_serving(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVR_RUN", str(tmp_path))
+    (tmp_path / "draining").touch()
+    with answering({"/health": [(200, "")]}) as url:
+        config = site.node(port_of(url))
+        ready(config, Instance(config, Metadata(config.metadata_url)))
+    assert site.state is None
+
+
+def test_a_node_of_a_wrong_configuration_can_still_be_given_up(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "node.json"
+    wrong = dataclasses.asdict(site.node(1, stack="kv")) | {"of_a_later_version": 1, "engine_port": "8000"}
+    del wrong["valkey"]
+    file.write_text(json.dumps(wrong))
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime.lifecycle", "abandon"],
+        cwd=ROOT, capture_output=True, text=True, timeout=90, env={**os.environ, "KVR_NODE_CONFIG": str(file)},
+    )  # fmt: skip
+    assert done.returncode == 1 and site.hooks.completed == [(site.instance, HOOK, "ABANDON")]
+    assert "of_a_later_version is not known" in done.stderr and len(site.front.of("SignalResource")) >= 1
+
+
+@pytest.mark.parametrize(
+    ("statuses", "stopped"),
+    [
+        (("InProgress", "Cancelled", "Cancelled"), ["Launch"]),
+        (("InProgress", "Cancelled", "Successful", "Cancelled"), []),
+        (("InProgress",), []),
+    ],
+)
+def test_the_third_launch_in_a_row_that_fails_is_the_last(
+    aws: Aws, site: Site, caplog: pytest.LogCaptureFixture, statuses: tuple[str, ...], stopped: list[str]
+) -> None:
+    group = f"kv-{len(statuses)}"
+    launch(aws, group)
+    site.front.rules.append(Activities(*statuses))
+    config = site.node(1, group=group)
+    abandon(config, Instance(config, Metadata(config.metadata_url)), "no EFA", 0)
+    assert suspended(aws, group) == stopped and [result for *_, result in site.hooks.completed] == ["ABANDON"]
+    assert (f"resume-processes --auto-scaling-group-name {group}" in caplog.text) is bool(stopped)
+    # A node that had been in service is no failed launch.
+    aws.client("autoscaling").resume_processes(AutoScalingGroupName=group)
+    abandon(config, Instance(config, Metadata(config.metadata_url)), "no EFA", 0)
+    assert suspended(aws, group) == []
+
+
+def test_a_group_that_may_not_be_looked_at_keeps_no_node(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.front.rules.append(lambda call: Answer(403, DENIED) if call.action == "DescribeScalingActivities" else None)
+    config = site.node(1)
+    abandon(config, Instance(config, Metadata(config.metadata_url)), "no EFA", 0)
+    assert site.hooks.completed and "DescribeScalingActivities: AccessDenied" in caplog.text
+
+
+DENIED = (
+    b"<ErrorResponse><Error><Type>Sender</Type><Code>AccessDenied</Code><Message>no</Message></Error></ErrorResponse>"
+)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from runtime.node import NodeConfig
-from runtime.weights import File, WeightsError, download, require_room
+from runtime.weights import CutShort, File, WeightsError, download, persist, require_room
 from tests.aws import REGION, Answer, Aws, Call, Front, emulator, free_port, front, node
 
 ROOT = Path(__file__).parents[3]
@@ -120,6 +120,57 @@ def test_another_model_replaces_the_first(aws: Aws, bucket: str, tmp_path: Path)
     download(s3_node(aws.url, bucket), tmp_path)
     download(s3_node(aws.url, bucket, "models/tiny-other"), tmp_path)
     assert content(tmp_path) == {"config.json": b"other"}
+
+
+def test_a_download_that_broke_off_goes_on_by_itself(aws: Aws, bucket: str, tmp_path: Path) -> None:
+    left = [2]
+
+    def cut(call: Call) -> Answer | None:
+        if call.action != f"GET /{bucket}/models/tiny/model-00002.safetensors" or not left[0]:
+            return None
+        left[0] -= 1
+        return Answer(503, b"")
+
+    with front(aws) as before:
+        before.rules.append(cut)
+        persist(s3_node(before.url, bucket), tmp_path, (0.1, 0.1))
+    assert content(tmp_path) == MODEL
+
+
+def test_patience_with_a_download_ends(aws: Aws, bucket: str, tmp_path: Path) -> None:
+    def cut(call: Call) -> Answer | None:
+        if call.action != f"GET /{bucket}/models/tiny/model-00002.safetensors":
+            return None
+        return Answer(200, b"2" * 10, headers={"content-length": "1000", "connection": "close", "etag": '"x"'})
+
+    with front(aws) as before:
+        before.rules.append(cut)
+        with pytest.raises(CutShort, match="broke off"):
+            persist(s3_node(before.url, bucket), tmp_path, (0.01,))
+    # What came before it is not asked for twice.
+    assert len(before.of(f"GET /{bucket}/models/tiny/model-00001.safetensors")) <= 2
+
+
+def test_what_does_not_pass_is_not_tried_again(aws: Aws, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="NoSuchBucket"):
+        persist(s3_node(aws.url, "nobody-made-this"), tmp_path, (600,))
+
+
+def test_the_bytes_of_a_cut_file_are_room(
+    aws: Aws, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart must not need a file's size twice."""
+    config = s3_node(aws.url, bucket)
+    with pytest.raises(WeightsError):
+        download(dataclasses.replace(config, weights=f"s3://{bucket}/models/nothing"), tmp_path)
+    download_begun = tmp_path / "deep" / ".partial-vocab.txt"
+    (tmp_path / ".kv-roundtrip.json").write_text(json.dumps({"source": config.weights, "complete": False}))
+    download_begun.parent.mkdir()
+    download_begun.write_bytes(b"x" * 1000)
+    seen = []
+    monkeypatch.setattr("runtime.weights.require_room", lambda folder, files: seen.append(download_begun.exists()))
+    download(config, tmp_path)
+    assert seen == [False] and content(tmp_path) == MODEL
 
 
 def test_a_stream_that_breaks_is_named(aws: Aws, bucket: str, tmp_path: Path) -> None:

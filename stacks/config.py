@@ -133,6 +133,7 @@ class Config(_Part):
     """From a node's boot to its first answer; grace, hooks and signals all follow from it. CloudFormation waits for a replaced
     node for an hour at most, so beyond 50 a roll-out has less than the ten minutes of slack that the first start has."""
     root_volume_gib: int = Field(default=100, ge=20, le=16_384)
+    """Of an engine's node, at least; its image may need more."""
     log_retention_days: Literal[1, 3, 5, 7, 14, 30, 60, 90, 180, 365] = 30
     tunables: Mapping[str, str] = {}
     """First values of tunables, where they differ from the schema's."""

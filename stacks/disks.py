@@ -1,14 +1,20 @@
-"""How large an image's root volume is. A node's own can be larger, never smaller: EC2 refuses a volume below its snapshot's size."""
+"""How large root volumes are: an image's, and that of the nodes made from it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from stacks.config import Config
 from stacks.machines import Accelerator
 
-# GiB. Images are built on a volume of this size, which has to hold the parent's own snapshot: of AWS's deep learning images that
-# size is not documented, so a pipeline that finds it too small says so at its first launch.
+# GiB that an image is built on. It has to hold the parent's snapshot, whose size AWS does not document: its Neuron guide asks for
+# 512 (awsdocs-neuron, setup/pytorch/update-dlami), and the GPU base image brings four CUDA toolkits before vLLM comes.
 IMAGE_GIB: Mapping[Accelerator, int] = MappingProxyType(
-    {Accelerator.CUDA: 100, Accelerator.NEURON: 300, Accelerator.CPU: 30, Accelerator.NONE: 20}
+    {Accelerator.CUDA: 150, Accelerator.NEURON: 512, Accelerator.CPU: 30, Accelerator.NONE: 20}
 )
+
+
+def engine_gib(config: Config) -> int:
+    """What the configuration asks for, and never less than the image: EC2 refuses a volume below its snapshot's size."""
+    return max(config.root_volume_gib, IMAGE_GIB[config.machine.accelerator])

@@ -6,7 +6,6 @@ import ipaddress
 
 from runtime.parameters import ParameterError, Tunables, parse_all
 from stacks.config import Config, Fault
-from stacks.disks import IMAGE_GIB
 from stacks.machines import ENGINES, ROUTERS
 
 # vLLM's attention on a CPU takes no other block sizes; a GPU's multiples of 16.
@@ -25,7 +24,7 @@ def faults(config: Config) -> list[Fault]:
         *_tunables(config),
     ]
     if config.instance_type in ENGINES:
-        found += [*_offered(config), *_parallel(config), *_placement(config), *_weights(config), *_disk(config)]
+        found += [*_offered(config), *_parallel(config), *_placement(config), *_weights(config)]
     return found
 
 
@@ -34,14 +33,6 @@ def _name(config: Config) -> list[Fault]:
         return []
     hint = "Parameter Store keeps such paths for AWS; choose another name"
     return [Fault("name", f"{config.name!r} begins with {config.name[:3]}", hint)]
-
-
-def _disk(config: Config) -> list[Fault]:
-    least = IMAGE_GIB[config.machine.accelerator]
-    if config.root_volume_gib >= least:
-        return []
-    reason = f"{config.root_volume_gib} is less than the {least} of the image; EC2 launches no such node"
-    return [Fault("root_volume_gib", reason, f"set {least} or more")]
 
 
 def _types(config: Config) -> list[Fault]:

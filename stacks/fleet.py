@@ -12,7 +12,7 @@ from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
 from stacks.config import Capacity, Config
-from stacks.disks import IMAGE_GIB
+from stacks.disks import IMAGE_GIB, engine_gib
 from stacks.identity import Identity
 from stacks.machines import Accelerator
 from stacks.network import ENGINE_PORT
@@ -80,7 +80,7 @@ class NodeGroup(Construct):
                         ebs=ec2.CfnLaunchTemplate.EbsProperty(
                             encrypted=True,
                             volume_type="gp3",
-                            volume_size=config.root_volume_gib if self._role != "router" else IMAGE_GIB[Accelerator.NONE],
+                            volume_size=engine_gib(config) if self._role != "router" else IMAGE_GIB[Accelerator.NONE],
                             delete_on_termination=True,
                         ),
                     )

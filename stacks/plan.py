@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stacks.config import Config
+from stacks.disks import engine_gib
 from stacks.machines import Machine
 
 # us-east-1 list prices, 2026, by the hour; only good for an estimate.
@@ -44,6 +45,6 @@ def _other(config: Config) -> float:
     network = 0.0
     if not config.network.vpc_id:
         network = _NAT + (_ENDPOINTS * _ENDPOINT if config.network.interface_endpoints else 0)
-    disks = (config.prefill.count + config.decode.count) * config.root_volume_gib * _GP3_GIB_HOUR
+    disks = (config.prefill.count + config.decode.count) * engine_gib(config) * _GP3_GIB_HOUR
     store = 2 * _VALKEY_NODE if config.router.count > 1 else 0
     return network + disks + store + _BALANCER + _KEY

@@ -84,8 +84,8 @@ def test_nodes_have_room_for_the_snapshot_of_their_image() -> None:
     for recipe, accelerator in [*((r, a) for a, r in ENGINES.items()), (ROUTER, Accelerator.NONE)]:
         assert recipe.disk_gib == IMAGE_GIB[accelerator]
     for profile in PROFILES:
-        given = config(profile)
-        templates = of_profile(profile)
+        given = config(profile, root_volume_gib=20)
+        templates = synthesise(given)
         sizes = {
             role: [
                 disk["Ebs"]["VolumeSize"]

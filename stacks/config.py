@@ -110,6 +110,8 @@ class Images(_Part):
     router: Ami | None = None
     engine_base: str = Field(default="", pattern=r"^(ami-[0-9a-f]{8,17}|/[A-Za-z0-9_./-]+)?$")
     """Parent of the engine image: an AMI, or a public parameter; "" for the accelerator's usual one."""
+    builder: str = Field(default="", pattern=r"^([a-z0-9-]+\.[a-z0-9-]+)?$")
+    """Instance type that builds and tests it; "" for a small one with the accelerator that the engines' zone offers."""
 
 
 class Config(_Part):

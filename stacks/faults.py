@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 
 from runtime.parameters import ParameterError, Tunables, parse_all
+from stacks.builders import builder
 from stacks.config import Config, Fault
 from stacks.machines import ENGINES, ROUTERS
 
@@ -24,7 +26,7 @@ def faults(config: Config) -> list[Fault]:
         *_tunables(config),
     ]
     if config.instance_type in ENGINES:
-        found += [*_offered(config), *_parallel(config), *_placement(config), *_weights(config)]
+        found += [*_offered(config), *_parallel(config), *_placement(config), *_weights(config), *_builder(config)]
     return found
 
 
@@ -33,6 +35,13 @@ def _name(config: Config) -> list[Fault]:
         return []
     hint = "Parameter Store keeps such paths for AWS; choose another name"
     return [Fault("name", f"{config.name!r} begins with {config.name[:3]}", hint)]
+
+
+def _builder(config: Config) -> list[Fault]:
+    if config.images.builder or builder(config.machine.accelerator, config.engine_zone):
+        return []
+    reason = f"is empty, and {config.engine_zone} offers no small machine known to build this image"
+    return [Fault("images.builder", reason, f"set a type that it offers, such as {config.instance_type}")]
 
 
 def _types(config: Config) -> list[Fault]:
@@ -79,7 +88,22 @@ def _zones(config: Config) -> list[Fault]:
                 f"take zone ids of {config.region} only",
             )
         )
+    elif strangers != {zone_prefix(config.region)}:
+        found.append(
+            Fault(
+                "region",
+                f"{config.region} has no zone {config.engine_zone}",
+                f"its zone ids begin with {zone_prefix(config.region)}-; set the region of the zones, or other zones",
+            )
+        )
     return found
+
+
+def zone_prefix(region: str) -> str:
+    """What a region's zone ids begin with: use2 of us-east-2, apse3 of ap-southeast-3."""
+    area, *middle, number = region.split("-")
+    short = "".join(re.sub("(north|south|east|west|central|gov)", lambda found: found[0][0], part) for part in middle)
+    return area + short + number
 
 
 def _capacity(config: Config) -> list[Fault]:

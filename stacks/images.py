@@ -18,6 +18,7 @@ from aws_cdk import aws_imagebuilder as imagebuilder
 from aws_cdk import aws_s3_assets as assets
 from constructs import Construct
 
+from stacks.builders import builder
 from stacks.config import Config
 from stacks.disks import IMAGE_GIB
 from stacks.machines import Accelerator
@@ -32,11 +33,10 @@ _UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/e
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`base` is the public parameter of the parent image; `builder` builds and tests it, so it needs the accelerator."""
+    """`base` is the public parameter of the parent image."""
 
     kind: str
     base: str
-    builder: str
     disk_gib: int
 
 
@@ -45,19 +45,19 @@ ENGINES: Mapping[Accelerator, Recipe] = MappingProxyType(
         Accelerator.CUDA: Recipe(
             "cuda",
             "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
-            "g6e.xlarge",
             IMAGE_GIB[Accelerator.CUDA],
         ),
         Accelerator.NEURON: Recipe(
             "neuron",
             "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id",
-            "trn1.2xlarge",
             IMAGE_GIB[Accelerator.NEURON],
         ),
-        Accelerator.CPU: Recipe("cpu", _UBUNTU, "c7i.xlarge", IMAGE_GIB[Accelerator.CPU]),
+        Accelerator.CPU: Recipe("cpu", _UBUNTU, IMAGE_GIB[Accelerator.CPU]),
     }
 )
-ROUTER = Recipe("router", _UBUNTU, "c7i.large", IMAGE_GIB[Accelerator.NONE])
+ROUTER = Recipe("router", _UBUNTU, IMAGE_GIB[Accelerator.NONE])
+
+_ROUTER_BUILDER = "c7i.large"
 
 
 class ImagesStack(cdk.Stack):
@@ -89,10 +89,12 @@ class ImagesStack(cdk.Stack):
         self._profile = iam.CfnInstanceProfile(self, "BuilderProfile", roles=[self._builder.role_name])
         engine = ENGINES[config.machine.accelerator]
         base = config.images.engine_base or engine.base
-        self._pipeline("Engine", Recipe(engine.kind, base, engine.builder, engine.disk_gib))
-        self._pipeline("Router", ROUTER)
+        builds = config.images.builder or builder(config.machine.accelerator, config.engine_zone)
+        self._pipeline("Engine", Recipe(engine.kind, base, engine.disk_gib), builds)
+        self._pipeline("Router", ROUTER, _ROUTER_BUILDER)
 
-    def _pipeline(self, name: str, recipe: Recipe) -> None:
+    def _pipeline(self, name: str, recipe: Recipe, builds: str) -> None:
+        """`builds` is the type of the machine that builds the image and then tests it."""
         # Components and recipes never change once made: what is in them is part of their name.
         version = self._source.asset_hash[:8]
         label = f"{self._config.name}-{name.lower()}-{recipe.kind}"
@@ -128,7 +130,7 @@ class ImagesStack(cdk.Stack):
             name=label,
             description="Runs when started by hand",
             image_recipe_arn=image_recipe.attr_arn,
-            infrastructure_configuration_arn=self._infrastructure(name, label, recipe.builder),
+            infrastructure_configuration_arn=self._infrastructure(name, label, builds),
             distribution_configuration_arn=self._distribution(name, label, parameter),
             image_tests_configuration=imagebuilder.CfnImagePipeline.ImageTestsConfigurationProperty(
                 image_tests_enabled=True, timeout_minutes=60
@@ -166,14 +168,14 @@ phases:
             - bash {here}/runtime/boot/test_image.sh {kind}
 """
 
-    def _infrastructure(self, name: str, label: str, builder: str) -> str:
+    def _infrastructure(self, name: str, label: str, builds: str) -> str:
         network = self._network
         configuration = imagebuilder.CfnInfrastructureConfiguration(
             self,
             f"{name}Infrastructure",
             name=label,
             instance_profile_name=self._profile.ref,
-            instance_types=[builder],
+            instance_types=[builds],
             subnet_id=network.subnets.engine,
             security_group_ids=[network.builder_group.security_group_id],
             terminate_instance_on_failure=True,

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import moto.ec2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stacks.config import Config, ConfigError, paths
 from stacks.deployment import configuration
+from stacks.faults import zone_prefix
 from stacks.machines import ENGINES
 from tests.cloud.synth import PINNED, ROOT, config, context, synthesise
 
@@ -91,6 +95,12 @@ def faults(changes: Mapping[str, Any], profile: str = "p5en") -> list[tuple[str,
         ({"name": "aws-llm"}, "name", "begins with aws"),
         ({"name": "ssm"}, "name", "begins with ssm"),
         ({"network.vpc_id": "vpc-0123456789abcdef0"}, "network.cidr", "the load balancer lets in that network alone"),
+        (
+            {"engine_zone": "mec1-az3", "edge_zones": ["mec1-az3", "mec1-az1"], "region": "me-central-1"},
+            "images.builder",
+            "offers no small machine",
+        ),
+        ({"region": "us-west-2"}, "region", "has no zone use2-az1"),
         ({"log_retention_days": 8}, "log_retention_days", "is 8"),
     ],
 )  # fmt: skip
@@ -121,8 +131,20 @@ def test_all_faults_are_reported_at_once() -> None:
     }  # fmt: skip
 
 
+def test_zone_ids_are_named_after_their_region() -> None:
+    folder = Path(moto.ec2.__file__).parent / "resources" / "instance_type_offerings" / "availability-zone-id"
+    regions = {}
+    for file in folder.glob("*.json*"):
+        raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        # Local zones have a name of their own after the region's.
+        regions[file.name.split(".")[0]] = {entry["Location"].split("-")[0] for entry in json.loads(raw)}
+    assert len(regions) > 20
+    assert {region: {zone_prefix(region)} for region in regions} == regions
+
+
 def test_trn2_zone_and_ranks() -> None:
-    assert faults({"engine_zone": "use1-az6", "edge_zones": ["use1-az6", "use1-az2"]}, "trn2")[0][0] == "engine_zone"
+    elsewhere = {"region": "us-east-1", "engine_zone": "use1-az6", "edge_zones": ["use1-az6", "use1-az2"]}
+    assert faults(elsewhere, "trn2")[0][0] == "engine_zone"
     assert config("trn2").tensor_parallel == ENGINES["trn2.48xlarge"].ranks
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import re
 import subprocess
@@ -10,11 +12,14 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import moto.ec2
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from stacks.builders import builder
 from stacks.disks import IMAGE_GIB
 from stacks.images import ENGINES, ROUTER
+from stacks.machines import ENGINES as MACHINES
 from stacks.machines import Accelerator
 from tests.cloud.synth import PROFILES, ROOT, config, of_profile, of_type, synthesise, text
 
@@ -78,6 +83,42 @@ def test_a_private_base_parameter_may_be_read_by_the_pipeline_of_engines_alone()
                 readers.append(name)
     assert len(readers) == 1
     assert readers[0].startswith("EngineExecutionRole")
+
+
+def offered() -> dict[str, set[str]]:
+    """Instance types by zone id: EC2's own data, as moto ships it."""
+    found: dict[str, set[str]] = {}
+    folder = Path(moto.ec2.__file__).parent / "resources" / "instance_type_offerings" / "availability-zone-id"
+    files = list(folder.glob("*.json*"))
+    assert len(files) > 20
+    for file in files:
+        raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        for entry in json.loads(raw):
+            found.setdefault(entry["Location"], set()).add(entry["InstanceType"])
+    return found
+
+
+def test_the_zone_of_the_engines_offers_the_machine_that_builds_their_image() -> None:
+    zones, without = offered(), set()
+    for machine in MACHINES.values():
+        for zone, types in zones.items():
+            if machine.type in types and machine.accelerator is not Accelerator.CPU:
+                type = builder(machine.accelerator, zone)
+                assert not type or type in types, (machine.type, zone, type)
+                without |= set() if type else {zone}
+    assert len(without) == 8
+    for profile in PROFILES:
+        given = config(profile)
+        infrastructures = of_type(of_profile(profile)["images"], "ImageBuilder::InfrastructureConfiguration")
+        assert len(infrastructures) == 2
+        for properties in infrastructures.values():
+            assert set(properties["InstanceTypes"]) <= zones[given.engine_zone], properties
+
+
+def test_the_builder_can_be_named() -> None:
+    template = images(images__builder="g6e.2xlarge")
+    types = [p["InstanceTypes"] for p in of_type(template, "ImageBuilder::InfrastructureConfiguration").values()]
+    assert ["g6e.2xlarge"] in types
 
 
 def test_nodes_have_room_for_the_snapshot_of_their_image() -> None:

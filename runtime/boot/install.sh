@@ -25,7 +25,7 @@ chmod -R a+rX "$here"
 
 # A machine that has just booted may still install something itself, and apt does not wait for others unless it is told to.
 # Nor may a node change its kernel, driver or libraries later, one half of a pair before the other: a new image does that.
-systemctl disable --now apt-daily.timer apt-daily-upgrade.timer
+systemctl disable --now apt-daily.timer apt-daily-upgrade.timer || true
 cloud-init status --wait || true
 export DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l
 apt() { apt-get -o DPkg::Lock::Timeout=600 -o Dpkg::Options::=--force-confold "$@"; }

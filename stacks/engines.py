@@ -29,8 +29,6 @@ class EnginesStack(cdk.Stack):
         )
         self.prefill = self._nodes(config, "prefill", config.prefill.count, image, place)
         self.decode = self._nodes(config, "decode", config.decode.count, image, place)
-        # One after the other: a placement group or reservation that holds too few shows at the first that lacks.
-        self.decode.group.add_resource_dependency(self.prefill.group)
 
     def _nodes(self, config: Config, role: str, count: int, image: str, place: Place) -> NodeGroup:
         return NodeGroup(

@@ -2,6 +2,10 @@
 # boot.sh NAME ROOT ENVIRONMENT [DISK]: becomes the first process, systemd, of a host that shares nothing with this machine but files it reads.
 # Called in network, mount, process, hostname and message namespaces of its own; what it writes goes to memory and ends with it.
 set -euo pipefail
+if [ $$ -ne 1 ]; then
+    echo "boot.sh: not the first process of a namespace; it would take this machine apart. hint: tests/hosts/host.py calls it" >&2
+    exit 2
+fi
 name=$1 root=$2 environment=$3 disk=${4:-/dev/null}
 # What the machine had on its disks before this boot, a tar file; opened before its place is hidden.
 exec 3<"$disk"
@@ -26,14 +30,17 @@ copy_of() {
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir /run/lock
 copy_of /etc
-for place in /var/lib /var/log /var/tmp /var/cache /opt /tmp; do
+# The image: this checkout where install.sh puts it. First, as what follows may hide where it lies.
+mount -t tmpfs -o mode=755 tmpfs /opt
+mkdir /opt/kv-roundtrip
+mount --bind "$root" /opt/kv-roundtrip
+root=/opt/kv-roundtrip
+for place in /var/lib /var/log /var/tmp /var/cache /tmp; do
     mount -t tmpfs -o mode=755 tmpfs $place
 done
 chmod 1777 /tmp /var/tmp
 
-# The image: this checkout where install.sh puts it, its user, its units.
-mkdir /opt/kv-roundtrip
-mount --bind "$root" /opt/kv-roundtrip
+# Its user, its units.
 useradd --system --home-dir /var/lib/kv-roundtrip --shell /usr/sbin/nologin kvr
 install -d -o kvr -m 0755 /var/lib/kv-roundtrip /var/log/kv-roundtrip
 rm -rf /etc/systemd/system/*

@@ -197,7 +197,8 @@ def ready(node: NodeConfig, instance: Instance, heartbeat_s: float = _HEARTBEAT_
 def abandon(node: NodeConfig, instance: Instance, reason: str, limit_s: float = _ABANDON_LIMIT_S) -> None:
     logger.error("abandoning this node: %s", reason)
     # A heartbeat tells whether the hook waits: a node in service that fails is no failed launch.
-    if insist(lambda: instance.heartbeat(node.launch_hook), limit_s):
+    launching = insist(lambda: instance.heartbeat(node.launch_hook), limit_s)
+    if launching:
         try:
             # Before the hook is completed: the next launch follows at once.
             instance.limit_launches()
@@ -205,7 +206,8 @@ def abandon(node: NodeConfig, instance: Instance, reason: str, limit_s: float = 
             logger.error("how often launches failed is not known: %s", explain(error))
     done = insist(lambda: instance.complete(node.launch_hook, "ABANDON"), limit_s)
     logger.error("launch hook: %s", "ABANDON" if done else "none was waiting; Auto Scaling keeps this node")
-    told = insist(lambda: instance.signal(success=False), limit_s)
+    # Nor is it one to the stack, which may be updating others of its group.
+    told = launching and insist(lambda: instance.signal(success=False), limit_s)
     logger.error("stack: %s", "told of failure" if told else "none was waiting")
 
 

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+    def log_message(self, *_):
+        pass
 http.server.ThreadingHTTPServer(("0.0.0.0", 8000), Handler).serve_forever()
 """
 
@@ -84,10 +87,14 @@ class Machine:
         return USER_DATA.format(node=json.dumps(entries, indent=1), name="kv-roundtrip", role=entries["role"])
 
     def boot(self, seconds: float = 120, **changes: Any) -> int:
-        """Exit status of the user data."""
+        """Exit status of the user data, negative when it did not end."""
         begun = time.monotonic()
         process = self.host.boot(self.user_data(**changes))
-        self.output = process.communicate(timeout=seconds)[0]
+        try:
+            self.output = process.communicate(timeout=seconds)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            self.output = process.communicate(timeout=10)[0]
         self.took = time.monotonic() - begun
         return process.returncode
 

@@ -195,3 +195,28 @@ def test_a_bad_value_in_parameter_store_changes_nothing_but_the_log(router: Mach
         router.shell("runuser -u kvr -- cat /run/kv-roundtrip/tunables.json")
     finally:
         ssm.put_parameter(Name="/kv-roundtrip/max_attempts", Value="2", Type="String", Overwrite=True)
+
+
+def test_a_full_disk_for_logs_is_no_reason_to_give_up(engine: Machine) -> None:
+    fill = "dd if=/dev/zero of=/var/log/kv-roundtrip/full bs=1k 2>/dev/null || true"
+    engine.shell(f"mount -t tmpfs -o size=64k tmpfs /var/log/kv-roundtrip; {fill}")
+    assert engine.boot() == 0, engine.output
+    assert engine.results == ["CONTINUE"] and "No space left" in engine.output
+
+
+def test_weights_that_did_not_fit_come_once_there_is_room(made: Yard) -> None:
+    s3 = made.aws.client("s3")
+    s3.create_bucket(Bucket="kvr-faults", CreateBucketConfiguration={"LocationConstraint": made.aws.region})
+    for name, size in (("config.json", 10), ("model.safetensors", 3_000_000)):
+        s3.put_object(Bucket="kvr-faults", Key=f"tiny/{name}", Body=b" " * size)
+    with made.machine("decode", load_budget_s=600, weights="s3://kvr-faults/tiny") as machine:
+        machine.stand_in()
+        machine.shell("rm -r /etc/systemd/system/kv-roundtrip-weights.service.d && systemctl daemon-reload")
+        machine.shell("mount -t tmpfs -o size=2m tmpfs /var/lib/kv-roundtrip")
+        assert machine.boot() == 1
+        assert machine.results == ["ABANDON"] and machine.took < 30
+        assert "GB free, the weights need" in machine.host.file("/var/log/kv-roundtrip/boot.log")
+        # What an operator does who kept the machine; the folder becomes the service's own.
+        machine.shell("umount /var/lib/kv-roundtrip; systemctl restart kv-roundtrip-storage")
+        machine.shell("systemctl start kv-roundtrip-engine && systemctl is-active kv-roundtrip-engine")
+        assert machine.shell("stat -c %U /var/lib/kv-roundtrip/weights/model.safetensors").strip() == "kvr"

@@ -187,9 +187,13 @@ def test_the_stack_that_waits_is_told(
 
 
 def test_abandon_twice_says_so_and_fails(site: Site, tmp_path: Path) -> None:
-    run(site, site.node(1), tmp_path, "abandon", "--reason", "no EFA")
-    code, said = run(site, site.node(1), tmp_path, "abandon", "--reason", "no EFA")
+    config = site.node(1, stack="kv", group_resource="Group")
+    site.front.rules.insert(0, lambda call: Answer(200, SIGNALLED) if call.action == "SignalResource" else None)
+    run(site, config, tmp_path, "abandon", "--reason", "no EFA")
+    code, said = run(site, config, tmp_path, "abandon", "--reason", "no EFA")
     assert code == 1 and "launch hook: none was waiting" in said and len(site.hooks.completed) == 1
+    # The stack may be updating others of the group meanwhile.
+    assert len(site.front.of("SignalResource")) == 1
 
 
 def test_a_missing_permission_is_named_with_a_hint(site: Site, tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from runtime.node import NodeConfig
+from runtime.parameters import PARAMETERS, Kind
 from stacks.userdata import _SCRIPT as USER_DATA
 from tests.aws import CREDENTIALS, Aws, Front, LifecycleHooks, emulator, front, launch, node, tags
 from tests.hosts.account import Activities, Signals, suspended
 from tests.hosts.host import AWS_PORT, Host
 from tests.hosts.namespace import Network
-from tests.unit.runtime.test_source import DEFAULTS, put
 
 GROUP = "kv-decode"
 HOOK = "kv-decode-launch"
@@ -166,7 +166,12 @@ class Yard:
 @contextmanager
 def yard(folder: Path) -> Iterator[Yard]:
     with emulator() as aws:
-        put(aws, "/kv-roundtrip", **DEFAULTS | {"agent_interval": "0.5"})
+        ssm = aws.client("ssm")
+        for parameter in PARAMETERS:
+            default = str(parameter.default)
+            text = default.lower() if parameter.kind is Kind.FLAG else default
+            text = "0.5" if parameter.name == "agent_interval" else text
+            ssm.put_parameter(Name=f"/kv-roundtrip/{parameter.name}", Value=text, Type="String")
         network = Network(f"kvr-{os.getpid()}-yard")
         try:
             network.start()

@@ -18,7 +18,7 @@ from stacks.pattern import allowed_pattern
 from stacks.tunables import description, value_text
 from tests.aws import CREDENTIALS, Answer, Aws, Call, emulator, free_port, front
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 _numbers = count()
 
 

@@ -17,7 +17,7 @@ from runtime.probes import Reach
 from runtime.verdict import Result, Verdict
 from tests.recorded.load import FOLDER, RecordedMachine, node, node_values
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def results(machine: RecordedMachine, kind: str = "cuda", **changes: Any) -> dict[str, Result]:

@@ -18,7 +18,7 @@ from runtime.node import NodeConfig
 from runtime.weights import CutShort, File, WeightsError, download, persist, require_room
 from tests.aws import REGION, Answer, Aws, Call, Front, emulator, free_port, front, node
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 MODEL = {
     "config.json": b"{}",
     "model-00001.safetensors": os.urandom(20 * 1024 * 1024),  # two parts

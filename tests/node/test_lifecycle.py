@@ -20,10 +20,10 @@ from runtime.node import NodeConfig
 from tests.aws import Answer, Aws, Call, Front, LifecycleHooks, emulator, free_port, front, launch, node, tags
 from tests.fakes.metadata import FakeMetadata, serving, usual
 from tests.hosts.account import Activities, suspended
-from tests.unit.runtime.systemctl import says
+from tests.node.systemctl import says
 from tests.unit.scripts.server import serving as answering
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 HOOK = "kv-decode-launch"
 
 

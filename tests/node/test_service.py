@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from runtime import service
-from tests.unit.runtime.systemctl import says
+from tests.node.systemctl import says
 
 
 def test_a_unit_has_the_state_that_systemd_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from runtime.publish import Figure, Growth, Transfers, efa_figures, engine_figures, router_figures
 from tests.aws import node
-from tests.unit.runtime.site import engine_page, ttft
+from tests.node.site import engine_page, ttft
 
 
 def pair(good: float, everything: float) -> list[Figure]:

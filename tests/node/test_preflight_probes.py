@@ -17,7 +17,7 @@ from runtime.launch import Backend
 from runtime.probes import Machine, Output, Reach
 from runtime.verdict import Verdict
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from runtime.metadata import Metadata
 from runtime.node import NodeConfig
 from tests.aws import Aws, Front, LifecycleHooks, emulator, front, launch, node, tags
 from tests.fakes.metadata import FakeMetadata, serving, usual
-from tests.unit.runtime.test_source import DEFAULTS, put
+from tests.node.test_source import DEFAULTS, put
 from tests.unit.scripts.server import Answers
 from tests.unit.scripts.server import serving as answering
 

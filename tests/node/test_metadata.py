@@ -10,7 +10,7 @@ from runtime.metadata import Metadata, MetadataError
 from tests.aws import free_port
 from tests.fakes.metadata import serving, usual
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_values_come_with_a_token_only() -> None:

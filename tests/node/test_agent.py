@@ -16,13 +16,13 @@ import pytest
 from runtime.agent import Agent, Health, Task
 from runtime.parameters import PARAMETERS
 from tests.aws import Answer, Aws, Call
-from tests.unit.runtime.site import Site, aws, engine_page, site, ttft
-from tests.unit.runtime.systemctl import says
-from tests.unit.runtime.test_source import DEFAULTS, put
+from tests.node.site import Site, aws, engine_page, site, ttft
+from tests.node.systemctl import says
+from tests.node.test_source import DEFAULTS, put
 
 __all__ = ("aws", "site")
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_node_is_lost_only_after_longer_than_a_restart() -> None:

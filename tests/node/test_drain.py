@@ -6,7 +6,7 @@ import pytest
 
 from runtime.drain import SETTLE, Departure, DrainError, Step, Why, deadline, departure, next_step
 from tests.aws import Answer
-from tests.unit.runtime.site import TERMINATE, Site, aws, engine_page, site
+from tests.node.site import TERMINATE, Site, aws, engine_page, site
 
 __all__ = ("aws", "site")
 

@@ -339,7 +339,8 @@ def main(argv: Sequence[str]) -> int:
     profiles = json.loads((_ROOT / "cdk.json").read_text())["context"]["profiles"]
     parser.add_argument("--profile", choices=sorted(profiles), default="cpu", help="of cdk.json (default: cpu)")
     profile = parser.parse_args(argv).profile
-    for which in (signal.SIGTERM, signal.SIGHUP):
+    # SIGINT too: a shell starts background jobs with it ignored, and Python then leaves it so.
+    for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(which, _interrupt)
     environ = environment(os.environ, profiles[profile]["region"])
     bench = Workbench(environ)

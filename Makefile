@@ -17,12 +17,16 @@ up: ## prefill, decode and the router on this machine until Ctrl-C; ARGS="--help
 	@scripts/setup.sh local
 	$(python) -m runtime.local $(ARGS)
 
-test: check ## check, then every test, real engines included
-	$(python) -m pytest $(ARGS)
+# Both cores, a file's tests on one of them: they share what they have started.
+parallel := -n 2 --dist loadfile
 
-test-unit: ## the tests that start no engine
+test: check ## check, then every test, real engines included
+	$(python) -m pytest $(parallel) tests/unit tests/test_imports.py tests/node tests/emulator tests/cloud $(ARGS)
+	$(python) -m pytest tests/engine tests/hosts $(ARGS)
+
+test-unit: ## the tests that start no engine and no emulator; the loop to work in
 	@scripts/setup.sh local cloud dev
-	$(python) -m pytest tests/unit tests/test_imports.py $(ARGS)
+	$(python) -m pytest $(parallel) tests/unit tests/test_imports.py $(ARGS)
 
 check: ## lint, format, types, import rules
 	@scripts/setup.sh local cloud dev

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -205,6 +206,8 @@ def _effect(name: str, values: Mapping[str, Value]) -> str:
 
 def watch(store: Store, interval_s: float) -> None:
     """Prints each change until Ctrl-C. A read that fails is said once, and the watch goes on."""
+    # A shell starts background jobs with it ignored, and Python then leaves it so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     texts = store.texts()
     print(f"watching {len(texts)} tunables below {store.prefix}; Ctrl-C ends", flush=True)
     fault = ""

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ UNTAGGED = {
 
 
 def run_app(profile: str, folder: Path) -> float:
-    """Seconds of `python app.py` for a profile, as the CDK's command line starts it, with no credentials to be found."""
+    """Seconds of a core that `python app.py` takes for a profile, as the CDK's command line starts it, with no credentials to be
+    found. Not of the clock: other tests run beside this one."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environ |= {
         "CDK_CONTEXT_JSON": json.dumps({**context(), "profile": profile, **PINNED, "hub-token": TOKEN}),
@@ -42,13 +43,15 @@ def run_app(profile: str, folder: Path) -> float:
         "AWS_EC2_METADATA_DISABLED": "true",
         "HOME": str(folder.parent),
     }
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "app.py"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "deprecated" not in done.stderr.lower(), done.stderr
-    return time.monotonic() - began
+    log = folder.parent / f"{folder.name}.log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen([sys.executable, "app.py"], cwd=ROOT, env=environ, stdout=errors, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    said = log.read_text()
+    assert process.returncode == 0, said
+    assert "deprecated" not in said.lower(), said
+    return usage.ru_utime + usage.ru_stime
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -57,7 +60,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_synthesis_is_quick_needs_no_credentials_and_gives_the_same_bytes_twice(profile: str, tmp_path: Path) -> None:
-    took = [run_app(profile, tmp_path / name) for name in ("first", "second")]
+    with ThreadPoolExecutor() as side_by_side:
+        took = list(side_by_side.map(lambda name: run_app(profile, tmp_path / name), ("first", "second")))
     assert min(took) < LONGEST_SYNTHESIS_S
     first, second = files(tmp_path / "first"), files(tmp_path / "second")
     assert set(first) == set(second)

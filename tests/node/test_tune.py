@@ -257,4 +257,4 @@ def test_watch_prints_changes_until_ctrl_c(aws: Aws, prefix: str, capsys: pytest
         assert (watching.returncode, rest, err) == (Exit.DONE, "", "")
     finally:
         watching.kill()
-        watching.wait(10)
+        watching.communicate(timeout=10)

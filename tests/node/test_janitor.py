@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from runtime.janitor import Janitor, left
-from tests.unit.runtime.children import STUBBORN, environment, is_alive, python, until
+from tests.node.children import STUBBORN, environment, is_alive, python, until
 
 PARENT = """
 import sys, time

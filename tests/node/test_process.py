@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.process import Child
-from tests.unit.runtime.children import STUBBORN, environment, is_alive, lines, python, tree, until
+from tests.node.children import STUBBORN, environment, is_alive, lines, python, tree, until
 
 PARENT = """
 import sys, time

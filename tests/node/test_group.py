@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from runtime import group
-from tests.unit.runtime.children import STUBBORN, is_alive, python, tree, until
+from tests.node.children import STUBBORN, is_alive, python, tree, until
 
 SEMAPHORE = """
 import multiprocessing, time

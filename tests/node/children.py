@@ -45,5 +45,5 @@ def lines(log: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    path = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
+    path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}

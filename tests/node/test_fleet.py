@@ -14,7 +14,7 @@ import pytest
 from runtime import fleet as fleet_module
 from runtime.fleet import Fleet, FleetError, FleetOptions, require_free
 from runtime.parameters import ParameterError
-from tests.unit.runtime.children import SLOW, STUBBORN, environment, is_alive, python, until
+from tests.node.children import SLOW, STUBBORN, environment, is_alive, python, until
 
 # A real router whose engines never answer: it waits until it is told to end.
 WAITING = """
@@ -81,7 +81,7 @@ def test_a_bad_tunable_is_named() -> None:
 
 
 def test_the_plugins_asked_for_are_those_of_the_project() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert set(project["entry-points"][fleet_module.PLUGIN_GROUP]) == fleet_module.PLUGINS
 
 

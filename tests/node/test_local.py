@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime.local import parse
-from tests.unit.runtime.children import environment, lines, python, until
+from tests.node.children import environment, lines, python, until
 
 WEB = "import http.server as h, sys; h.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), h.SimpleHTTPRequestHandler).serve_forever()"
 

@@ -166,7 +166,7 @@ class Host:
 
 def _remove_cgroup(name: str) -> None:
     """The kernel keeps a cgroup until it is removed, deepest first."""
-    script = f"mount -t cgroup2 none /mnt && find /mnt/{name} -depth -type d -exec rmdir {{}} \\;"
+    script = f"mount -t cgroup2 none /mnt && find /mnt/{name} -depth -type d -exec rmdir {{}} +; [ ! -d /mnt/{name} ]"
     for _ in range(20):
         done = subprocess.run(
             ["unshare", "--mount", "bash", "-c", script], capture_output=True, timeout=10, check=False

@@ -54,9 +54,10 @@ class LiveValues:
         self._fault = ""
         self._waiting: dict[str, Value] | None = None
         """The values that a restart will apply, as last logged; None before the first set."""
+        mine = [p for p in PARAMETERS if set(p.readers) & set(self._readers)]
+        self._fixed = [p.name for p in mine if p.apply is Apply.RESTART]
         path = environ.get(TUNABLES_FILE_ENV)
         if path:
-            mine = [p for p in PARAMETERS if set(p.readers) & set(self._readers)]
             self._file = TunablesFile(Path(path), from_environment(environ, mine))
             _share_handlers()
 
@@ -90,11 +91,7 @@ class LiveValues:
             logger.info("%s %s -> %s", name, old, new)
 
     def _log_waiting(self, fresh: Tunables) -> None:
-        values = {
-            p.name: fresh.values[p.name]
-            for p in PARAMETERS
-            if p.apply is Apply.RESTART and set(p.readers) & set(self._readers)
-        }
+        values = {name: fresh.values[name] for name in self._fixed}
         for name, new in values.items():
             old = new if self._waiting is None else self._waiting[name]
             if old != new:

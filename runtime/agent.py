@@ -15,7 +15,6 @@ import shlex
 import signal
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,12 +22,12 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from runtime import log, logs, service
+from runtime import direct, log, logs, service
 from runtime.drain import Drain, DrainError, departure
 from runtime.exposition import total
 from runtime.lifecycle import Instance, probe
 from runtime.metadata import Metadata, MetadataError
-from runtime.node import NodeConfig, NodeError, run_folder
+from runtime.node import NodeConfig, NodeError, draining_mark, tunables_file
 from runtime.parameters import ParameterError, Reader, Tunables, TunablesFile, for_reader, from_environment
 from runtime.patience import insist
 from runtime.publish import Figure, Growth, Transfers, efa_figures, engine_figures, publish, router_figures
@@ -100,10 +99,10 @@ class Agent:
         self._metadata = Metadata(node.metadata_url)
         self._instance = Instance(node, self._metadata)
         self._source = _source(node)
-        self._file = TunablesFile(_tunables_file(), from_environment(os.environ, for_reader(Reader.AGENT)))
+        self._file = TunablesFile(tunables_file(), from_environment(os.environ, for_reader(Reader.AGENT)))
         self._file.poll()
         self._cloudwatch = client("cloudwatch", node.region, node.endpoint_url)
-        self._drain = Drain(self._instance, run_folder() / "draining", stop, self._open_requests)
+        self._drain = Drain(self._instance, draining_mark(), stop, self._open_requests)
         self._health = Health()
         self._growth = Growth()
         self._transfers = Transfers(node, devices)
@@ -202,20 +201,15 @@ class Agent:
 
 def _page(url: str) -> str | None:
     """The metrics page of the service at `url`; None when it does not answer."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{url}/metrics", timeout=_PAGE_S) as answer:
+        with direct.opener.open(f"{url}/metrics", timeout=_PAGE_S) as answer:
             return bytes(answer.read()).decode()
     except (OSError, http.client.HTTPException):
         return None
 
 
-def _tunables_file() -> Path:
-    return run_folder() / "tunables.json"
-
-
 def _source(node: NodeConfig) -> Source:
-    return Source(client("ssm", node.region, node.endpoint_url), node.parameters, _tunables_file())
+    return Source(client("ssm", node.region, node.endpoint_url), node.parameters, tunables_file())
 
 
 def fetch(node: NodeConfig) -> None:
@@ -223,7 +217,7 @@ def fetch(node: NodeConfig) -> None:
     outcome = insist(_source(node).poll, _FETCH_S)
     for fault in outcome.faults:
         logger.error("%s", fault)
-    logger.info("%s written, %d values changed", _tunables_file(), len(outcome.changed))
+    logger.info("%s written, %d values changed", tunables_file(), len(outcome.changed))
 
 
 def _leave_at_once(_: int, __: FrameType | None) -> NoReturn:

@@ -16,18 +16,10 @@ from runtime import address, launch
 from runtime.address import AddressError
 from runtime.command import best_dtype, cpu_flags
 from runtime.launch import Host, LaunchError
-from runtime.node import NodeConfig, NodeError, run_folder, state_folder
+from runtime.node import NodeConfig, NodeError, tunables_file, weights_folder
 from runtime.parameters import ParameterError, Reader, Tunables, TunablesFile, for_reader, from_environment
 
 MISCONFIGURED = 2
-
-
-def tunables_file() -> Path:
-    return run_folder() / "tunables.json"
-
-
-def weights_folder() -> Path:
-    return state_folder() / "weights"
 
 
 def model_folder(node: NodeConfig) -> Path | None:

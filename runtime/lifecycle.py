@@ -20,9 +20,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from runtime import launches, log, service
+from runtime import direct, launches, log, service
 from runtime.metadata import Metadata, MetadataError
-from runtime.node import NodeConfig, NodeError, run_folder
+from runtime.node import NodeConfig, NodeError, draining_mark
 from runtime.patience import insist
 from runtime.source import AWS_ERRORS, client, explain
 
@@ -127,9 +127,8 @@ class Instance:
 
 def probe(url: str) -> str | None:
     """Why `url` does not answer 200, or None."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=_PROBE_S):
+        with direct.opener.open(url, timeout=_PROBE_S):
             return None
     except urllib.error.HTTPError as error:
         error.close()
@@ -185,7 +184,7 @@ def ready(node: NodeConfig, instance: Instance, heartbeat_s: float = _HEARTBEAT_
     )
     logger.info("%s answers after %.0f s", node.unit, took)
     # After a reboot the agent may know already that this node is to leave, and its word is the last.
-    if not (run_folder() / "draining").exists():
+    if not draining_mark().exists():
         # First: a node in service without the tag of one that serves would get no turns, and nobody would see it.
         insist(lambda: instance.tag_state("serving"), _READY_LIMIT_S)
     done = insist(lambda: instance.complete(node.launch_hook, "CONTINUE"), _READY_LIMIT_S)

@@ -7,6 +7,8 @@ import time
 import urllib.error
 import urllib.request
 
+from runtime import direct
+
 _TOKEN_S = 300
 _TIMEOUT_S = 1.0
 _PAUSES_S = (0.1, 0.3, 1.0)
@@ -23,8 +25,6 @@ class Metadata:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         self._token = ""
-        # A proxy from the environment must never see instance metadata.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def get(self, path: str) -> str | None:
         """The text at `path`, like "local-ipv4"; None where the instance has no such entry. Raises `MetadataError`."""
@@ -61,5 +61,5 @@ class Metadata:
 
     def _ask(self, path: str, method: str, headers: dict[str, str]) -> str:
         request = urllib.request.Request(self._url + path, method=method, headers=headers)
-        with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+        with direct.opener.open(request, timeout=_TIMEOUT_S) as answer:
             return bytes(answer.read()).decode()

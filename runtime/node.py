@@ -136,5 +136,19 @@ def state_folder() -> Path:
     return _place("KVR_STATE", _STATE)
 
 
+def tunables_file() -> Path:
+    """Written by the agent, read by engine and router."""
+    return run_folder() / "tunables.json"
+
+
+def draining_mark() -> Path:
+    """There while this node is on its way out."""
+    return run_folder() / "draining"
+
+
+def weights_folder() -> Path:
+    return state_folder() / "weights"
+
+
 def _place(variable: str, usual: Path) -> Path:
     return Path(os.environ.get(variable, usual))

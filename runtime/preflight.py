@@ -17,9 +17,9 @@ from pathlib import Path
 
 from runtime import fabric_checks, launch, node_checks
 from runtime.address import Interface
-from runtime.engine import MISCONFIGURED, model_folder, weights_folder
+from runtime.engine import MISCONFIGURED, model_folder
 from runtime.fabric_checks import Libfabric
-from runtime.node import NodeConfig, NodeError, run_folder
+from runtime.node import NodeConfig, NodeError, run_folder, weights_folder
 from runtime.probes import Machine, Output
 from runtime.verdict import Result, failed, passed, warned
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runtime import address
 from runtime.address import AddressError
-from runtime.node import NodeConfig, NodeError, run_folder
+from runtime.node import NodeConfig, NodeError, tunables_file
 from runtime.parameters import TUNABLES_FILE_ENV
 
 # Above the longest idle time that a load balancer can have, 4,000 s: else it writes to connections that we are closing.
@@ -39,7 +39,7 @@ def main() -> int:
     try:
         node = NodeConfig.read()
         command = argv(node, address.find(node.metadata_url).address)
-        os.execve(command[0], command, environment(node, run_folder() / "tunables.json", os.environ))
+        os.execve(command[0], command, environment(node, tunables_file(), os.environ))
     except AddressError as error:
         print(f"runtime.router: {error}", file=sys.stderr)
         return 1

@@ -24,7 +24,7 @@ from botocore.exceptions import (
     NoRegionError,
 )
 
-from runtime.parameters import PARAMETERS, ParameterError, Tunables, parse_all
+from runtime.parameters import BY_NAME, PARAMETERS, ParameterError, Tunables, parse_all
 
 AWS_ERRORS = (BotoCoreError, ClientError)
 
@@ -162,7 +162,7 @@ class Source:
     def poll(self) -> Outcome:
         """Reads and, when something has changed, writes. Raises `SourceError`; the file and the old set stay then."""
         reading = self._agreed()
-        if not any(name in reading for name in (p.name for p in PARAMETERS)):
+        if not BY_NAME.keys() & reading.keys():
             raise SourceError(
                 f"no tunable below {self._path}. hint: deploy the parameters stack, or correct the path in the node's configuration"
             )

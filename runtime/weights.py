@@ -23,7 +23,7 @@ from typing import Any
 from boto3.s3.transfer import S3TransferRetriesExceededError, TransferConfig
 
 from runtime import log
-from runtime.node import NodeConfig, NodeError, state_folder
+from runtime.node import NodeConfig, NodeError, weights_folder
 from runtime.patience import may_pass
 from runtime.source import AWS_ERRORS, SourceError, client, explain, replace, secret
 
@@ -265,7 +265,7 @@ def main() -> int:
     log.configure()
     # Its bars fill the journal.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    folder = state_folder() / "weights"
+    folder = weights_folder()
     try:
         persist(NodeConfig.read(), folder)
         return 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ class Plan:
     @property
     def is_pinned(self) -> bool:
         return all(self.images.values())
+
+
+def arguments(program: str, about: str, argv: Sequence[str]) -> argparse.Namespace:
+    """Of a script that looks at a plan and asks: `assembly` and `yes`."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about)
+    parser.add_argument("--assembly", type=Path, default=Path("cdk.out"), help="folder that cdk synth wrote")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    return parser.parse_args(argv)
 
 
 def read(assembly: Path) -> Plan:

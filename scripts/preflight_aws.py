@@ -4,13 +4,11 @@ should. All faults at once, each with the fix. Exit codes: see `Exit`.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import IntEnum
-from pathlib import Path
 
 import boto3
 
@@ -43,12 +41,7 @@ def summary(plan: Plan) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.preflight_aws", description=(__doc__ or "").split(": ", 1)[1]
-    )
-    parser.add_argument("--assembly", type=Path, default=Path("cdk.out"), help="folder that cdk synth wrote")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    arguments = parser.parse_args(argv)
+    arguments = plans.arguments("scripts.preflight_aws", (__doc__ or "").split(": ", 1)[1], argv)
     try:
         plan = plans.read(arguments.assembly)
         clients = functools.cache(functools.partial(boto3.client, region_name=plan.region))

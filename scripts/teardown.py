@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import boto3
@@ -73,10 +71,7 @@ def staying(plan: Plan, stacks: Sequence[str], clients: Clients) -> Iterator[str
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.teardown", description=(__doc__ or "").split(": ", 1)[1])
-    parser.add_argument("--assembly", type=Path, default=Path("cdk.out"), help="folder that cdk synth wrote")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    arguments = parser.parse_args(argv)
+    arguments = plans.arguments("scripts.teardown", (__doc__ or "").split(": ", 1)[1], argv)
     try:
         plan = plans.read(arguments.assembly)
         clients = functools.cache(functools.partial(boto3.client, region_name=plan.region))

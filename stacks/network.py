@@ -17,7 +17,7 @@ SIDE_CHANNEL_PORT = 5600
 VALKEY_PORT = 6379
 
 # What nodes call; container registries for operators who run more on them.
-_ENDPOINTS = ("ssm", "ssmmessages", "ec2messages", "ec2", "autoscaling", "monitoring", "logs", "ecr.api", "ecr.dkr")
+ENDPOINTS = ("ssm", "ssmmessages", "ec2messages", "ec2", "autoscaling", "monitoring", "logs", "ecr.api", "ecr.dkr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class NetworkStack(cdk.Stack):
 
     def _endpoints(self) -> None:
         group = self._group("Endpoint", "Interface endpoints: nodes in")
-        for name in _ENDPOINTS:
+        for name in ENDPOINTS:
             ec2.InterfaceVpcEndpoint(
                 self,
                 f"Endpoint{''.join(part.title() for part in name.split('.'))}",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from stacks import valkey
 from stacks.config import Config
 from stacks.disks import engine_gib
 from stacks.machines import Machine
+from stacks.network import ENDPOINTS
 
 # us-east-1 list prices, 2026, by the hour; only good for an estimate.
 _NAT, _BALANCER, _ENDPOINT, _VALKEY_NODE, _KEY = 0.045, 0.0225, 0.01, 0.0256, 0.0014
-_ENDPOINTS = 9
 _GP3_GIB_HOUR = 0.08 / 730
 
 
@@ -44,7 +45,7 @@ def _machine(machine: Machine, role: str, count: int) -> dict[str, object]:
 def _other(config: Config) -> float:
     network = 0.0
     if not config.network.vpc_id:
-        network = _NAT + (_ENDPOINTS * _ENDPOINT if config.network.interface_endpoints else 0)
+        network = _NAT + (len(ENDPOINTS) * _ENDPOINT if config.network.interface_endpoints else 0)
     disks = (config.prefill.count + config.decode.count) * engine_gib(config) * _GP3_GIB_HOUR
-    store = 2 * _VALKEY_NODE if config.router.count > 1 else 0
+    store = valkey.NODES * _VALKEY_NODE if config.router.count > 1 else 0
     return network + disks + store + _BALANCER + _KEY

@@ -10,6 +10,8 @@ from constructs import Construct
 
 from stacks.network import VALKEY_PORT
 
+NODES = 2
+
 
 class Valkey(Construct):
     """Two small nodes in two zones. What they hold is worth one recomputed prompt a conversation: no backups."""
@@ -26,7 +28,7 @@ class Valkey(Construct):
             engine="valkey",
             engine_version="8.0",
             cache_node_type="cache.t4g.small",
-            num_cache_clusters=2,
+            num_cache_clusters=NODES,
             automatic_failover_enabled=True,
             multi_az_enabled=True,
             at_rest_encryption_enabled=True,

@@ -17,7 +17,7 @@ import pytest
 from runtime.lifecycle import Instance, NotReady, abandon, probe, ready
 from runtime.metadata import Metadata
 from runtime.node import NodeConfig
-from tests.aws import Answer, Aws, Call, Front, LifecycleHooks, emulator, free_port, front, launch, node, tags
+from tests.aws import Answer, Aws, Call, Front, LifecycleHooks, free_port, front, launch, node, tags
 from tests.fakes.metadata import FakeMetadata, serving, usual
 from tests.hosts.account import Activities, suspended
 from tests.node.systemctl import says
@@ -25,12 +25,6 @@ from tests.unit.scripts.server import serving as answering
 
 ROOT = Path(__file__).parents[2]
 HOOK = "kv-decode-launch"
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[Aws]:
-    with emulator() as started:
-        yield started
 
 
 @dataclass

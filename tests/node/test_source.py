@@ -4,7 +4,6 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,10 @@ import pytest
 
 from runtime.parameters import PARAMETERS, Kind, Parameter, TunablesFile
 from runtime.source import Source, SourceError, client, merge, secret
-from tests.aws import Answer, Aws, Call, emulator, free_port, front, throttle
+from tests.aws import Answer, Aws, Call, free_port, front, throttle
 
 _numbers = count()
 DEFAULTS = {p.name: str(p.default).lower() if p.kind is Kind.FLAG else str(p.default) for p in PARAMETERS}
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[Aws]:
-    with emulator() as started:
-        yield started
 
 
 @pytest.fixture

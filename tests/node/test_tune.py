@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -16,16 +15,10 @@ from scripts import tune
 from scripts.tune import Exit, in_order, written
 from stacks.pattern import allowed_pattern
 from stacks.tunables import description, value_text
-from tests.aws import CREDENTIALS, Answer, Aws, Call, emulator, free_port, front
+from tests.aws import CREDENTIALS, Answer, Aws, Call, free_port, front
 
 ROOT = Path(__file__).parents[2]
 _numbers = count()
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[Aws]:
-    with emulator() as started:
-        yield started
 
 
 @pytest.fixture

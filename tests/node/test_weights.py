@@ -16,7 +16,7 @@ import pytest
 
 from runtime.node import NodeConfig
 from runtime.weights import CutShort, File, WeightsError, download, persist, require_room
-from tests.aws import REGION, Answer, Aws, Call, Front, emulator, free_port, front, node
+from tests.aws import REGION, Answer, Aws, Call, Front, free_port, front, node
 
 ROOT = Path(__file__).parents[2]
 MODEL = {
@@ -26,12 +26,6 @@ MODEL = {
     "deep/vocab.txt": b"a b",
 }
 _numbers = count()
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[Aws]:
-    with emulator() as started:
-        yield started
 
 
 @pytest.fixture
